@@ -1,0 +1,104 @@
+"""Every exception that a user can meet.
+
+    AutotuneError                 anything we raise on purpose; the CLI prints it and exits with `exit_code`
+    ├── InputError                a value the user gave cannot be used: what, which value, what is allowed
+    │   ├── UnknownNameError      a preset, GPU, model, cluster, tuning or key that nobody knows
+    │   ├── UnsupportedModelError a Hugging Face config with something that we do not understand
+    │   ├── IllegalPlanError      a plan that cannot be run; carries the reason
+    │   └── NothingFitsError      no legal plan is estimated to fit; carries the nearest misses
+    ├── MissingMeasurementError   an estimate needs a number that is neither measured nor in the catalog
+    ├── StoreError                the database cannot be used
+    │   ├── StoreReadOnlyError    ... because it cannot be written
+    │   ├── StoreNewerError       ... because a newer release wrote its schema
+    │   └── StoreConflictError    ... because somebody else changed or owns the row
+    └── ProberError               the measuring side cannot work at all (no torch, no device)
+
+A probe that fails is not an exception: it is a `Failure` record (autotune.specs.measurement), because a
+failed trial is an ordinary result of a tuning.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+
+class AutotuneError(Exception):
+    """Base of all errors raised on purpose. `exit_code` is the CLI's exit status."""
+
+    exit_code = 1
+
+
+class InputError(AutotuneError):
+    """A value from outside cannot be used.
+
+    Args:
+        what: the name of the thing as the user knows it (`--seq-len`, `plan.tp`, a file's path).
+        value: the offending value.
+        allowed: what would be accepted, in words.
+    """
+
+    exit_code = 2
+
+    def __init__(self, what: str, value: object, allowed: str) -> None:
+        self.what, self.value, self.allowed = what, value, allowed
+        super().__init__(f"{what}: {value!r} cannot be used; {allowed}")
+
+
+class UnknownNameError(InputError):
+    """A name that nobody knows; lists close or all known names."""
+
+    def __init__(self, what: str, value: str, known: Iterable[str]) -> None:
+        super().__init__(what, value, "known: " + (", ".join(sorted(known)) or "none yet"))
+
+
+class UnsupportedModelError(InputError):
+    """A model description with a part that we do not understand, named."""
+
+
+class IllegalPlanError(InputError):
+    """A plan that cannot be run on this model, cluster and workload."""
+
+
+class NothingFitsError(AutotuneError):
+    """No legal plan is estimated to fit in memory.
+
+    Args:
+        message: one line for people.
+        misses: the nearest misses, each a dict with `plan`, `needs_bytes`, `has_bytes`, `would_fit_if`.
+    """
+
+    exit_code = 3
+
+    def __init__(self, message: str, misses: list[dict[str, object]]) -> None:
+        super().__init__(message)
+        self.misses = misses
+
+
+class MissingMeasurementError(AutotuneError):
+    """A figure is neither measured nor in the catalog, and we do not guess."""
+
+    exit_code = 4
+
+
+class StoreError(AutotuneError):
+    """The database cannot be used."""
+
+    exit_code = 5
+
+
+class StoreReadOnlyError(StoreError):
+    """The database cannot be written."""
+
+
+class StoreNewerError(StoreError):
+    """The database's schema was written by a newer release."""
+
+
+class StoreConflictError(StoreError):
+    """Another process owns or changed this row."""
+
+
+class ProberError(AutotuneError):
+    """The measuring side cannot work at all."""
+
+    exit_code = 6

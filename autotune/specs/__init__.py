@@ -1,0 +1,36 @@
+"""Frozen, strict records: the words of the project as types. No logic beyond validation and keys."""
+
+from autotune.specs.base import Spec
+from autotune.specs.cluster import ClusterSpec, Device, DeviceKind, Link
+from autotune.specs.estimate import Basis, BytesByPart, Estimate, SecondsByPart
+from autotune.specs.measurement import (
+    CollectiveOp,
+    CollectiveReading,
+    CollectiveRequest,
+    Failure,
+    FailureKind,
+    Fingerprint,
+    LayerPart,
+    LayerReading,
+    LayerRequest,
+    ProbeOutcome,
+    ProbeProgress,
+    ProbeRequest,
+    RankReading,
+    StepReading,
+    StepRequest,
+)
+from autotune.specs.model import LatentAttention, ModelSpec, Norm, Position
+from autotune.specs.plan import Plan, Recompute, Schedule
+from autotune.specs.profile import ComputeFit, LinkFit, Profile
+from autotune.specs.tuning import Budget, Space, Trial, TrialState, Tuning, TuningState
+from autotune.specs.workload import DType, Optimizer, Workload
+
+__all__ = [
+    "Basis", "Budget", "BytesByPart", "ClusterSpec", "CollectiveOp", "CollectiveReading", "CollectiveRequest",
+    "ComputeFit", "DType", "Device", "DeviceKind", "Estimate", "Failure", "FailureKind", "Fingerprint",
+    "LatentAttention", "LayerPart", "LayerReading", "LayerRequest", "Link", "LinkFit", "ModelSpec", "Norm",
+    "Optimizer", "Plan", "Position", "ProbeOutcome", "ProbeProgress", "ProbeRequest", "Profile", "RankReading",
+    "Recompute", "Schedule", "SecondsByPart", "Space", "Spec", "StepReading", "StepRequest", "Trial", "TrialState",
+    "Tuning", "TuningState", "Workload",
+]  # fmt: skip

@@ -1,0 +1,107 @@
+"""ModelSpec: the shape of a decoder-only transformer. Shapes only; parameter and FLOP counts live in cost."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from typing import Annotated, Self
+
+from pydantic import Field, model_validator
+
+from autotune.specs.base import Spec
+
+Count = Annotated[int, Field(ge=1)]
+CountOrZero = Annotated[int, Field(ge=0)]
+
+
+class Norm(StrEnum):
+    """The normalisation layer. LayerNorm has a bias, RMSNorm has none."""
+
+    RMSNORM = "rmsnorm"
+    LAYERNORM = "layernorm"
+
+
+class Position(StrEnum):
+    """How positions enter: rotary (no parameters), learned (max_positions x hidden), or none."""
+
+    ROPE = "rope"
+    LEARNED = "learned"
+    NONE = "none"
+
+
+class LatentAttention(Spec):
+    """DeepSeek's multi-head latent attention (DeepSeek-V2, arXiv:2405.04434, section 2.1). Dims in elements.
+
+    `q_lora_rank` 0 means that queries are projected directly.
+    """
+
+    q_lora_rank: CountOrZero
+    kv_lora_rank: Count
+    qk_nope_head_dim: Count
+    qk_rope_head_dim: Count
+    v_head_dim: Count
+
+
+class ModelSpec(Spec):
+    """A decoder-only transformer.
+
+    `ffn` is the MLP's inner width; `gated` MLPs have three matrices, others two. `tied` shares the embedding
+    with the output head. With `experts` > 0 the MLP of each layer after the first `dense_layers` is a mixture
+    of `experts` MLPs of width `expert_ffn`, `top_k` of them active for a token, plus `shared_experts` that are
+    always active; the first `dense_layers` keep the dense `ffn`.
+    """
+
+    name: Annotated[str, Field(min_length=1, max_length=200)]
+    layers: Count
+    hidden: Count
+    heads: Count
+    kv_heads: Count
+    head_dim: Count
+    ffn: Count
+    gated: bool
+    vocab: Count
+    tied: bool
+    norm: Norm
+    position: Position = Position.ROPE
+    max_positions: CountOrZero = 0
+    linear_bias: bool = False
+    qkv_bias: bool = False
+    qk_norm: bool = False
+    experts: CountOrZero = 0
+    top_k: CountOrZero = 0
+    expert_ffn: CountOrZero = 0
+    shared_experts: CountOrZero = 0
+    dense_layers: CountOrZero = 0
+    latent_attention: LatentAttention | None = None
+    source: str = ""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _fill(cls, data: object) -> object:
+        if isinstance(data, dict):
+            data = dict(data)
+            if "kv_heads" not in data and "heads" in data:
+                data["kv_heads"] = data["heads"]
+            hidden, heads = data.get("hidden"), data.get("heads")
+            whole = isinstance(hidden, int) and isinstance(heads, int) and heads > 0 and hidden % heads == 0
+            if "head_dim" not in data and isinstance(hidden, int) and isinstance(heads, int) and whole:
+                data["head_dim"] = hidden // heads
+        return data
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        if self.heads % self.kv_heads:
+            raise ValueError(f"heads ({self.heads}) must be a multiple of kv_heads ({self.kv_heads})")
+        if self.experts and not (1 <= self.top_k <= self.experts and self.expert_ffn):
+            raise ValueError("a mixture of experts needs expert_ffn and 1 <= top_k <= experts")
+        if not self.experts and (self.top_k or self.expert_ffn or self.shared_experts or self.dense_layers):
+            raise ValueError("top_k, expert_ffn, shared_experts and dense_layers need experts > 0")
+        if self.dense_layers > self.layers:
+            raise ValueError(f"dense_layers ({self.dense_layers}) must not exceed layers ({self.layers})")
+        if self.position is Position.LEARNED and not self.max_positions:
+            raise ValueError("learned positions need max_positions")
+        return self
+
+    @property
+    def key(self) -> str:
+        """Identifies the shape, whatever its name or source."""
+        return self.digest(without=frozenset({"name", "source"}))

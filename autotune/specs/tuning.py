@@ -1,0 +1,104 @@
+"""Tuning and Trial: a request, its budget and state; one plan that was really run for it."""
+
+from __future__ import annotations
+
+from datetime import datetime
+from enum import StrEnum
+from typing import Annotated
+
+from pydantic import Field
+
+from autotune.specs.base import Spec
+from autotune.specs.cluster import ClusterSpec
+from autotune.specs.estimate import Estimate
+from autotune.specs.measurement import Failure, StepReading
+from autotune.specs.model import ModelSpec
+from autotune.specs.plan import Plan, Recompute, Schedule
+from autotune.specs.workload import Workload
+
+
+class TuningState(StrEnum):
+    """queued -> profiling -> searching -> done; failed and cancelled are ends too."""
+
+    QUEUED = "queued"
+    PROFILING = "profiling"
+    SEARCHING = "searching"
+    DONE = "done"
+    FAILED = "failed"
+    CANCELLED = "cancelled"
+
+    @property
+    def ended(self) -> bool:
+        """Whether nothing more will happen."""
+        return self in {TuningState.DONE, TuningState.FAILED, TuningState.CANCELLED}
+
+
+class TrialState(StrEnum):
+    """running -> complete | pruned | failed."""
+
+    RUNNING = "running"
+    COMPLETE = "complete"
+    PRUNED = "pruned"
+    FAILED = "failed"
+
+
+class Space(Spec):
+    """Which plans a tuning may consider: the allowed values of each field. None means every legal value."""
+
+    tp: tuple[int, ...] | None = None
+    pp: tuple[int, ...] | None = None
+    cp: tuple[int, ...] | None = None
+    ep: tuple[int, ...] | None = None
+    vpp: tuple[int, ...] | None = None
+    micro_batch: tuple[int, ...] | None = None
+    zero_stage: tuple[int, ...] | None = None
+    recompute: tuple[Recompute, ...] | None = None
+    sequence_parallel: tuple[bool, ...] | None = None
+    schedule: tuple[Schedule, ...] | None = None
+
+
+class Budget(Spec):
+    """When to stop: whichever comes first. `min_gain` is the expected relative gain of going on."""
+
+    gpu_s: Annotated[float, Field(gt=0)] | None = None
+    max_trials: Annotated[int, Field(ge=1)] | None = None
+    min_gain: Annotated[float, Field(ge=0)] = 0.01
+
+
+class Tuning(Spec):
+    """A request and where it stands."""
+
+    id: str
+    model: ModelSpec
+    cluster: ClusterSpec
+    workload: Workload
+    space: Space = Space()
+    budget: Budget = Budget()
+    seed: int = 0
+    cold: bool = False
+    state: TuningState = TuningState.QUEUED
+    message: str = ""
+    stop_reason: str = ""
+    owner: str = ""
+    gpu_s_spent: float = 0.0
+    created_at: datetime
+    updated_at: datetime
+
+
+class Trial(Spec):
+    """One plan that was really run. `number` counts from 0 within its tuning."""
+
+    id: str
+    tuning_id: str
+    number: int
+    plan: Plan
+    state: TrialState
+    estimate: Estimate | None = None
+    reading: StepReading | None = None
+    failure: Failure | None = None
+    fingerprint_key: str = ""
+    gpu_s: float = 0.0
+    setup_s: float = 0.0
+    owner: str = ""
+    started_at: datetime
+    finished_at: datetime | None = None
