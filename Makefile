@@ -1,0 +1,37 @@
+# make tune   set up and tune the smallest model on this machine
+# make test   set up, test services included, and run every test
+#
+# Variables: PYTHON (an interpreter, 3.11 or newer), TORCH_INDEX_URL (a package index to take torch from, for
+# example one of CPU wheels), ARGS (passed on to autotune or pytest).
+
+VENV := .venv
+BIN := $(VENV)/bin
+STAMP := $(VENV)/.setup-done
+
+.PHONY: setup services tune test lint check clean
+
+setup: $(STAMP)
+
+$(STAMP): pyproject.toml deploy/setup.sh
+	bash deploy/setup.sh python $(VENV)
+	touch $@
+
+services:
+	bash deploy/setup.sh services
+
+tune: setup
+	$(BIN)/autotune tune $(ARGS)
+
+test: setup services
+	$(BIN)/python -m pytest $(ARGS)
+
+lint: setup
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+check:
+	bash .ci/run
+
+clean:
+	rm -rf $(VENV) build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis

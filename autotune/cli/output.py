@@ -1,0 +1,142 @@
+"""What is printed: one JSON object on standard output with --json, else rich tables; errors as one line."""
+
+from __future__ import annotations
+
+import json
+import sys
+from typing import TYPE_CHECKING, Any
+
+from autotune.errors import AutotuneError, InputError, NothingFitsError
+
+if TYPE_CHECKING:
+    from rich.console import Console
+    from rich.table import Table
+
+    from autotune.specs import Estimate, Plan
+
+
+def print_json(data: object) -> None:
+    """Prints one JSON document. Numbers that are not finite are a bug and raise ValueError."""
+    sys.stdout.write(json.dumps(data, indent=2, allow_nan=False) + "\n")
+
+
+def console() -> Console:
+    """Standard output for people."""
+    from rich.console import Console
+
+    return Console(highlight=False)
+
+
+def error_console() -> Console:
+    """Standard error for people: progress and errors, so that standard output holds only the answer."""
+    from rich.console import Console
+
+    return Console(stderr=True, highlight=False)
+
+
+def table(title: str, *columns: str) -> Table:
+    """A plain table; a column whose name starts with `<` is left-aligned (text), others right (numbers)."""
+    from rich import box
+    from rich.table import Table
+
+    result = Table(title=title or None, title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False)
+    for column in columns:
+        left = column.startswith("<")
+        result.add_column(column.removeprefix("<"), justify="left" if left else "right", overflow="fold")
+    return result
+
+
+def error_data(error: AutotuneError) -> dict[str, Any]:
+    """The object that --json prints for an error: `message` always, the rest where the error has it."""
+    data: dict[str, Any] = {"what": None, "value": None, "allowed": None, "message": str(error)}
+    if isinstance(error, InputError):
+        plain = error.value is None or isinstance(error.value, (str, int, float, bool))
+        data |= {"what": error.what, "value": error.value if plain else repr(error.value), "allowed": error.allowed}
+    if isinstance(error, NothingFitsError):
+        data["misses"] = [{key: _plain(value) for key, value in miss.items()} for miss in error.misses]
+    return {"error": data}
+
+
+def print_error(message: str) -> None:
+    """One line on standard error."""
+    sys.stderr.write("error: " + " ".join(message.split()) + "\n")
+
+
+def print_misses(error: NothingFitsError) -> None:
+    """The nearest misses and what would make each fit, on standard error."""
+    misses = table("Nearest misses (estimates)", "<plan", "needs", "has", "<would fit with")
+    for miss in error.misses:
+        has = miss.get("has_bytes")
+        misses.add_row(
+            plan_text(miss["plan"]), bytes_text(miss["needs_bytes"]), bytes_text(has), str(miss["would_fit_if"])
+        )
+    error_console().print(misses)
+
+
+def plan_text(plan: object) -> str:
+    """A plan's short name, from a Plan or its plain data."""
+    from autotune.specs import Plan
+
+    if isinstance(plan, str):
+        return plan
+    return plan.key if isinstance(plan, Plan) else Plan.from_data(plan).key
+
+
+def bytes_text(count: object) -> str:
+    """Bytes for people: 1.50 GiB."""
+    if not isinstance(count, (int, float)):
+        return "?"
+    value = float(count)
+    for unit in ("B", "KiB", "MiB", "GiB", "TiB"):
+        if abs(value) < 1024 or unit == "TiB":
+            return f"{value:.0f} {unit}" if unit == "B" else f"{value:.3g} {unit}" if value < 100 else f"{value:.0f} {unit}"
+        value /= 1024
+    raise AssertionError("unreachable")
+
+
+def rate_text(bytes_per_s: float | None) -> str:
+    """Decimal bytes a second, as vendors count bandwidth: 1.5 GB/s."""
+    if bytes_per_s is None:
+        return "?"
+    for size, unit in ((1e12, "TB/s"), (1e9, "GB/s"), (1e6, "MB/s"), (1e3, "kB/s")):
+        if bytes_per_s >= size:
+            return f"{bytes_per_s / size:.3g} {unit}"
+    return f"{bytes_per_s:.0f} B/s"
+
+
+def seconds_text(seconds: float | None) -> str:
+    """Seconds for people: 1.23 s, 4.56 ms, 7.8 us."""
+    if seconds is None:
+        return "-"
+    for size, unit in ((1.0, "s"), (1e-3, "ms"), (1e-6, "us")):
+        if seconds >= size:
+            return f"{seconds / size:.3g} {unit}" if seconds < 1000 else f"{seconds:.0f} s"
+    return f"{seconds * 1e9:.0f} ns" if seconds else "0"
+
+
+def count_text(value: float | None) -> str:
+    """A number with thousands separators and at least three digits that count."""
+    if value is None:
+        return "-"
+    return f"{value:,.0f}" if abs(value) >= 100 else f"{value:.3g}"
+
+
+def percent_text(share: float | None) -> str:
+    """A share as per cent."""
+    return "-" if share is None else f"{share:.1%}"
+
+
+def estimate_row(plan: Plan, estimate: Estimate) -> tuple[str, ...]:
+    """The cells of one plan in a table of estimates."""
+    return (
+        plan.key,
+        count_text(estimate.tokens_per_s_per_gpu),
+        seconds_text(estimate.step_time_s),
+        percent_text(estimate.mfu),
+        bytes_text(estimate.peak_memory_bytes),
+        "yes" if estimate.fits else "no",
+    )
+
+
+def _plain(value: object) -> object:
+    return value.to_data() if hasattr(value, "to_data") else value

@@ -1,0 +1,41 @@
+"""Settings: where this installation keeps its database and logs, read from the environment when asked."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+DATABASE_VARIABLE = "AUTOTUNE_DB"
+LOG_DIR_VARIABLE = "AUTOTUNE_LOG_DIR"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Settings:
+    """Where things are kept. `database_url` is a SQLAlchemy URL; `log_dir` gets one folder a rank group."""
+
+    database_url: str
+    log_dir: Path
+
+
+def read_settings(environ: Mapping[str, str] | None = None) -> Settings:
+    """Settings from `environ` (the process environment if None).
+
+    AUTOTUNE_DB is the database's URL; without it a SQLite file in the user's data folder is used
+    (XDG_DATA_HOME, else ~/.local/share). AUTOTUNE_LOG_DIR is the folder of the ranks' logs; without it they
+    go to the user's state folder (XDG_STATE_HOME, else ~/.local/state). Creates nothing.
+    """
+    environ = os.environ if environ is None else environ
+    data = _folder(environ, "XDG_DATA_HOME", ".local/share")
+    state = _folder(environ, "XDG_STATE_HOME", ".local/state")
+    return Settings(
+        database_url=environ.get(DATABASE_VARIABLE) or f"sqlite:///{data / 'autotune.db'}",
+        log_dir=Path(environ.get(LOG_DIR_VARIABLE) or state / "logs"),
+    )
+
+
+def _folder(environ: Mapping[str, str], variable: str, default: str) -> Path:
+    """`autotune` under an XDG base folder; relative values are ignored, as the XDG specification says."""
+    base = Path(environ.get(variable) or "")
+    return (base if base.is_absolute() else Path.home() / default) / "autotune"
