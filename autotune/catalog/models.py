@@ -1,0 +1,27 @@
+"""The models in models.yaml."""
+
+from __future__ import annotations
+
+from functools import cache
+
+from autotune.catalog.data import rows, unknown
+from autotune.specs import ModelSpec
+
+
+@cache
+def models() -> tuple[ModelSpec, ...]:
+    """All known models, in the file's order (the tiny ones first)."""
+    return tuple(ModelSpec.from_data(row, f"models.yaml: {row['name']}") for row in rows("models.yaml", "models"))
+
+
+def model(name: str) -> ModelSpec:
+    """The preset of that name. Raises UnknownNameError with the close or all known names."""
+    for preset in models():
+        if preset.name == name.lower():
+            return preset
+    raise unknown("model", name, [preset.name for preset in models()])
+
+
+def smallest() -> ModelSpec:
+    """The preset with the fewest parameters: what is tuned when no model is named."""
+    return model("tiny")
