@@ -1,0 +1,169 @@
+"""Search: ask for the next plan, tell what it did. Needs no database, no torch and no service.
+
+search = Search(model, cluster, workload, profile=profile)
+while not search.verdict(budget).stop:
+    plan = search.ask()
+    search.tell(plan, measure(plan))     # a StepReading, or a Failure
+print(search.best)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from autotune.cost.estimate import EstimateTable, estimate_table
+from autotune.cost.table import PlanTable
+from autotune.errors import InputError
+from autotune.search.acquisition import Choice, choose
+from autotune.search.belief import Belief, Observation, believe
+from autotune.search.space import Runtime, legal_plans
+from autotune.search.standing import Standing, observation, standings
+from autotune.search.stopping import Verdict, verdict
+from autotune.specs import (
+    Budget,
+    ClusterSpec,
+    Estimate,
+    Failure,
+    FailureKind,
+    ModelSpec,
+    Plan,
+    Profile,
+    StepReading,
+    StepRequest,
+    Trial,
+    Workload,
+)
+
+# The finite set that the sampler weighs one by one; a larger legal space is cut to the best estimates that may fit.
+MOST_CANDIDATES = 20_000
+FIRST_SETUP_S = 1.0
+NOT_THE_PLANS_FAULT = frozenset({FailureKind.LOST, FailureKind.CANCELLED, FailureKind.UNAVAILABLE})
+
+
+class Search:
+    """The choice of trials for one model, cluster and workload.
+
+    Args:
+        model: what is trained.
+        cluster: on what.
+        workload: how.
+        plans: the plans to choose from; by default the whole legal space of the runtime.
+        profile: the cluster's calibration; without one the catalog's figures stand in, if it has any.
+        history: earlier trials of the same model, cluster and workload, to learn from.
+        runtime: whose legality rules hold.
+
+    Raises:
+        InputError: no legal plan.
+        MissingMeasurementError: neither a profile nor catalog figures.
+    """
+
+    def __init__(
+        self,
+        model: ModelSpec,
+        cluster: ClusterSpec,
+        workload: Workload,
+        *,
+        plans: Sequence[Plan] | PlanTable | None = None,
+        profile: Profile | None = None,
+        history: Sequence[Trial] = (),
+        runtime: Runtime = Runtime.TORCH,
+    ) -> None:
+        self.model, self.cluster, self.workload = model, cluster, workload
+        table = plans if isinstance(plans, PlanTable) else PlanTable.of(plans) if plans is not None else None
+        if table is None:
+            table = legal_plans(model, cluster, workload, runtime=runtime)
+        if not len(table):
+            raise InputError("plans", 0, "at least one legal plan is needed")
+        self.legal = len(table)
+        self.table, self.estimates = self._most_promising(table, profile)
+        self._asked: list[Plan] = []
+        self._told: list[Observation] = []
+        self._setups: list[float] = []
+        for trial in history:
+            if trial.reading is not None and not trial.reading.pruned:
+                self._told.append(observation(trial.plan, trial.reading, cluster))
+        self._history = len(self._told)
+
+    def _most_promising(self, table: PlanTable, profile: Profile | None) -> tuple[PlanTable, EstimateTable]:
+        estimates = estimate_table(self.model, self.cluster, self.workload, table, profile)
+        if len(table) <= MOST_CANDIDATES:
+            return table, estimates
+        worth = estimates.tokens_per_s_per_gpu * np.where(estimates.fits, 1.0, 0.1)
+        table = table.take(np.argsort(-worth, kind="stable")[:MOST_CANDIDATES])
+        return table, estimate_table(self.model, self.cluster, self.workload, table, profile)
+
+    @property
+    def observations(self) -> Sequence[Observation]:
+        """What was told, in order; history first."""
+        return tuple(self._told)
+
+    @property
+    def trials(self) -> int:
+        """Trials told, without history."""
+        return len(self._told) - self._history
+
+    def belief(self) -> Belief:
+        """What is expected of each plan of `table` now. Plans in flight count as barred."""
+        request = StepRequest.model_fields
+        flying = [Observation(plan=plan) for plan in self._asked]
+        return believe(
+            self.table,
+            self.estimates,
+            [*self._told, *flying],
+            capacity_bytes=self.cluster.device.memory_bytes,
+            devices=self.cluster.devices,
+            setup_s=float(np.median(self._setups)) if self._setups else FIRST_SETUP_S,
+            steps=request["warmup_steps"].default + request["min_steps"].default + 2,
+        )
+
+    def next(self) -> Choice | None:
+        """What `ask` would choose, without asking."""
+        return choose(self.belief())
+
+    def ask(self) -> Plan | None:
+        """The plan to run next; None when every plan was run. Each plan is asked once."""
+        choice = self.next()
+        if choice is None:
+            return None
+        plan = self.table.plan(choice.row)
+        self._asked.append(plan)
+        return plan
+
+    def expect(self, plan: Plan) -> None:
+        """Notes a plan in flight that somebody else chose (enqueued, or of a resumed tuning)."""
+        self._asked.append(plan)
+
+    def tell(self, plan: Plan, result: StepReading | Failure, *, gpu_s: float | None = None) -> None:
+        """Learns a result. Only an OOM teaches memory; a failure that is not the plan's own leaves it open."""
+        if plan in self._asked:
+            self._asked.remove(plan)
+        if isinstance(result, Failure):
+            if result.kind not in NOT_THE_PLANS_FAULT:
+                oom = result.kind is FailureKind.OOM
+                self._told.append(Observation(plan=plan, out_of_memory=oom, gpu_s=gpu_s))
+            return
+        self._setups.append(result.setup_s)
+        self._told.append(observation(plan, result, self.cluster, gpu_s))
+
+    def verdict(self, budget: Budget, *, gpu_s_spent: float = 0.0) -> Verdict:
+        """Whether to go on, and the expected gain of doing so."""
+        return verdict(self.belief(), budget, trials=self.trials, gpu_s_spent=gpu_s_spent)
+
+    def estimate_of(self, plan: Plan) -> Estimate | None:
+        """The estimate of a plan of the table; None for a plan outside it."""
+        for i in range(len(self.table)):
+            if self.table.plan(i) == plan:
+                return self.estimates.row(i)
+        return None
+
+    def standings(self) -> list[Standing]:
+        """All fully measured plans, fastest first; repeats of a plan are pooled."""
+        return standings(self._told)
+
+    @property
+    def best(self) -> Standing | None:
+        """The fastest measured plan."""
+        standings = self.standings()
+        return standings[0] if standings else None

@@ -1,0 +1,101 @@
+"""The Optuna study of a tuning, in the same database as everything else; ask and tell by trial number."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import optuna
+from optuna.trial import Trial as OptunaTrial
+from optuna.trial import TrialState
+
+from autotune.search.core import Search
+from autotune.search.sampler import PlanSampler, plan_of, plan_params
+from autotune.search.standing import peak_memory_bytes
+from autotune.specs import Failure, Plan, StepReading, Trial
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Asked:
+    """A plan that the study wants to see run, under its trial number."""
+
+    number: int
+    plan: Plan
+
+
+class PlanStudy:
+    """One tuning's study. The plan comes from enqueued trials first, then from the search.
+
+    Args:
+        search: chooses and learns.
+        name: of the study; an existing one of that name is resumed.
+        url: the database; None keeps the study in memory.
+    """
+
+    def __init__(self, search: Search, *, name: str, url: str | None) -> None:
+        optuna.logging.set_verbosity(optuna.logging.WARNING)
+        self._search = search
+        self._sampler = PlanSampler(search)
+        self._study = optuna.create_study(
+            study_name=name, storage=url, sampler=self._sampler, direction="maximize", load_if_exists=True
+        )
+
+    def enqueue(self, plans: Sequence[Plan]) -> None:
+        """Puts plans before anything that the sampler would choose. A plan already in the study is skipped."""
+        for plan in plans:
+            self._study.enqueue_trial(plan_params(plan), skip_if_exists=True)
+
+    def ask(self) -> Asked:
+        """The next plan. The caller runs it and tells its number."""
+        trial = self._study.ask(fixed_distributions=dict(self._sampler.space))
+        plan = plan_of(trial.params)
+        self._search.expect(plan)
+        trial.set_user_attr("plan", plan.key)
+        return Asked(number=trial.number, plan=plan)
+
+    def tell(self, number: int, plan: Plan, result: StepReading | Failure, *, gpu_s: float) -> None:
+        """Ends a trial in the study and teaches the search. Telling an ended trial again changes nothing."""
+        trial = self._trial(number)
+        if trial is not None:
+            self._store(trial, result, gpu_s)
+        self._search.tell(plan, result, gpu_s=gpu_s)
+
+    def resume(self, trials: Sequence[Trial]) -> None:
+        """Brings study and search up to what the store holds, after a crash at any line.
+
+        Every ended trial of the store is told; trials that the study believes running and the store does not know
+        are failed.
+        """
+        for trial in trials:
+            result = trial.reading if trial.reading is not None else trial.failure
+            if result is not None:
+                self.tell(trial.number, trial.plan, result, gpu_s=trial.gpu_s)
+        for frozen in self._study.get_trials(states=(TrialState.RUNNING,)):
+            self._study.tell(frozen.number, state=TrialState.FAIL)
+
+    def repeat(self, plan: Plan) -> Asked:
+        """A further trial of a plan that was measured before."""
+        self._study.enqueue_trial(plan_params(plan), user_attrs={"repeat": True})
+        return self.ask()
+
+    def _trial(self, number: int) -> OptunaTrial | None:
+        """The unfinished trial of that number."""
+        found = [item for item in self._study.get_trials(deepcopy=False) if item.number == number]
+        if not found or found[0].state.is_finished():
+            return None
+        return OptunaTrial(self._study, found[0]._trial_id)
+
+    def _store(self, trial: OptunaTrial, result: StepReading | Failure, gpu_s: float) -> None:
+        trial.set_user_attr("gpu_s", gpu_s)
+        if isinstance(result, Failure):
+            trial.set_user_attr("failure", result.kind.value)
+            self._study.tell(trial.number, state=TrialState.FAIL)
+            return
+        cluster = self._search.cluster
+        if not self._study.get_trials(deepcopy=False)[trial.number].constraints:
+            trial.set_constraint("memory", peak_memory_bytes(result, cluster) - cluster.device.memory_bytes)
+        if result.pruned:
+            trial.report(result.tokens_per_s_per_gpu, step=len(result.step_times_s))
+            self._study.tell(trial.number, state=TrialState.PRUNED)
+            return
+        self._study.tell(trial.number, result.tokens_per_s_per_gpu)

@@ -1,0 +1,326 @@
+"""A campaign: one process's hold on one tuning, rebuilt from the store at any time.
+
+It owns the ranks, the search and the study while it lives; everything that must survive it is in the store.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import uuid
+from collections.abc import Sequence
+from datetime import UTC, datetime
+
+import psutil
+
+from autotune.cost.calibrate import fit_profile
+from autotune.errors import StoreConflictError
+from autotune.search.core import Search
+from autotune.search.space import Runtime, legal_plans
+from autotune.search.stopping import Verdict
+from autotune.search.study import PlanStudy
+from autotune.specs import (
+    CollectiveRequest,
+    Failure,
+    FailureKind,
+    LayerRequest,
+    Plan,
+    ProbeRequest,
+    Profile,
+    StepReading,
+    StepRequest,
+    Trial,
+    TrialState,
+    Tuning,
+    TuningState,
+)
+from autotune.tuning.events import Event, OnEvent, ProbeEnded, ProbeStarted, Progressed, StateChanged, TrialEnded
+from autotune.tuning.events import TrialStarted as TrialStartedEvent
+from autotune.tuning.lifecycle import Facts, NextStep, StepKind, next_step, search_budget
+from autotune.tuning.ports import Prober, Store
+from autotune.tuning.profiling import missing_probes, needed_probes
+
+PROBE_DEADLINE_S = 120.0
+# A trial is given up as pruned when its steps are slower than the best plan's by more than noise explains.
+PRUNE_MARGIN = 1.3
+TRIAL_DEADLINE_LEAST_S = 120.0
+TRIAL_DEADLINE_MOST_S = 3600.0
+COLD_START_S = 120.0
+STEPS_ALLOWED = 30
+# The first estimates may be wrong by this factor before a slow step counts as a hang.
+SLOWNESS_ALLOWED = 20.0
+PREDICTED_FIRST = 1
+
+
+def process_owner() -> str:
+    """host:pid:start time of this process: names an owner that can be checked for life."""
+    return f"{socket.gethostname()}:{os.getpid()}:{psutil.Process().create_time():.2f}"
+
+
+def owner_lives(owner: str) -> bool:
+    """Whether that process is (or may be) alive: one of another host is taken to be."""
+    host, pid, started = owner.rsplit(":", 2)
+    if host != socket.gethostname():
+        return True
+    try:
+        return abs(psutil.Process(int(pid)).create_time() - float(started)) < 1.0
+    except psutil.NoSuchProcess:
+        return False
+
+
+class Campaign:
+    """Advances one tuning, step by step.
+
+    Args:
+        store: where everything is kept.
+        prober: measures.
+        tuning: the request as stored.
+        on_event: told of everything that happens.
+
+    Raises:
+        StoreConflictError: another living process owns the tuning.
+    """
+
+    def __init__(self, store: Store, prober: Prober, tuning: Tuning, on_event: OnEvent) -> None:
+        self._store, self._prober, self._on_event = store, prober, on_event
+        self._owner = process_owner()
+        if tuning.owner and tuning.owner != self._owner and owner_lives(tuning.owner):
+            raise StoreConflictError(f"tuning {tuning.id} is being run by process {tuning.owner}")
+        self._tuning = tuning
+        self._save(owner=self._owner)
+        self._fail_lost_trials()
+        self._table = legal_plans(
+            tuning.model, tuning.cluster, tuning.workload, space=tuning.space, runtime=Runtime.TORCH
+        )
+        self._attempted: list[ProbeRequest] = []
+        self._fingerprint_key = store.put_fingerprint(prober.fingerprint())
+        self._search: Search | None = None
+        self._study: PlanStudy | None = None
+
+    @property
+    def tuning(self) -> Tuning:
+        """The tuning as it stands."""
+        return self._tuning
+
+    def facts(self) -> Facts:
+        """Everything that the next step depends on."""
+        state = self._tuning.state
+        missing = self._missing() if state is TuningState.PROFILING else ()
+        if state is not TuningState.SEARCHING:
+            return Facts(state=state, missing_probes=missing, budget=self._tuning.budget)
+        search, _ = self._searching()
+        complete = [trial for trial in self._store.trials(self._tuning.id) if trial.finished_at is not None]
+        plans = [trial.plan for trial in complete if trial.state is TrialState.COMPLETE]
+        return Facts(
+            state=state,
+            verdict=self._verdict(search),
+            standings=search.standings(),
+            trials=len(complete),
+            confirmations=len(plans) - len(set(plans)),
+            budget=self._tuning.budget,
+        )
+
+    def advance(self) -> bool:
+        """Takes one step; False when the tuning has ended. A crash at any line can be resumed."""
+        facts = self.facts()
+        step = next_step(facts)
+        if step.kind is StepKind.NOTHING:
+            return False
+        self._take(step, remaining=len(facts.missing_probes))
+        return True
+
+    def release(self) -> None:
+        """Lets go of the tuning, for another process to resume."""
+        self._save(owner="")
+
+    def _take(self, step: NextStep, remaining: int) -> None:
+        match step.kind:
+            case StepKind.START:
+                self._save(state=TuningState.PROFILING)
+            case StepKind.PROBE:
+                assert isinstance(step.probe, CollectiveRequest | LayerRequest)
+                self._probe(step.probe, remaining)
+            case StepKind.CALIBRATE:
+                self._calibrate()
+                self._save(state=TuningState.SEARCHING)
+            case StepKind.TRIAL | StepKind.CONFIRM:
+                self._trial(step.plan)
+            case StepKind.FINISH:
+                self._save(state=TuningState.DONE, stop_reason=step.reason, owner="")
+            case _:
+                self._save(state=TuningState.FAILED, message=step.reason, stop_reason=step.reason, owner="")
+
+    def _save(self, **changes: object) -> None:
+        updated = self._tuning.model_copy(update={**changes, "updated_at": datetime.now(UTC)})
+        self._store.save_tuning(updated, expected_owner=self._tuning.owner)
+        stated = updated.state is not self._tuning.state
+        self._tuning = self._store.tuning(updated.id)
+        if stated:
+            self._emit(StateChanged(tuning=self._tuning))
+
+    def _emit(self, event: Event) -> None:
+        self._on_event(event)
+
+    # -- profile ------------------------------------------------------------------------------------------
+
+    def _missing(self) -> Sequence[CollectiveRequest | LayerRequest]:
+        tuning = self._tuning
+        return missing_probes(
+            needed_probes(tuning.model, tuning.cluster, tuning.workload, self._table),
+            self._store.collective_readings(tuning.cluster.key, self._fingerprint_key),
+            self._store.layer_readings(
+                tuning.cluster.key, self._fingerprint_key, tuning.model.key, tuning.workload.key
+            ),
+            self._attempted,
+        )
+
+    def _probe(self, request: CollectiveRequest | LayerRequest, remaining: int) -> None:
+        self._emit(ProbeStarted(request=request, remaining=remaining))
+        outcome = self._prober.run(
+            request,
+            deadline_s=PROBE_DEADLINE_S,
+            on_progress=lambda progress: self._emit(Progressed(progress=progress, plan=None)),
+        )
+        self._attempted.append(request)
+        self._store.save_probe(
+            tuning_id=self._tuning.id,
+            cluster=self._tuning.cluster,
+            fingerprint_key=self._fingerprint_key,
+            request=request,
+            outcome=outcome,
+        )
+        self._emit(ProbeEnded(request=request, outcome=outcome))
+
+    def _calibrate(self) -> Profile:
+        tuning = self._tuning
+        layers = self._store.layer_readings(
+            tuning.cluster.key, self._fingerprint_key, tuning.model.key, tuning.workload.key
+        )
+        profile = fit_profile(
+            tuning.cluster,
+            self._fingerprint_key,
+            self._store.collective_readings(tuning.cluster.key, self._fingerprint_key),
+            [(tuning.model, tuning.workload, reading) for reading in layers],
+            [],
+        )
+        self._store.save_profile(profile)
+        return profile
+
+    # -- search -------------------------------------------------------------------------------------------
+
+    def _searching(self) -> tuple[Search, PlanStudy]:
+        """The search and its study, rebuilt from the store the first time."""
+        if self._search is None or self._study is None:
+            self._search, self._study = self._open_search()
+        return self._search, self._study
+
+    def _open_search(self) -> tuple[Search, PlanStudy]:
+        tuning = self._tuning
+        profile = self._store.profile(tuning.cluster.key, self._fingerprint_key)
+        search = Search(tuning.model, tuning.cluster, tuning.workload, plans=self._table, profile=profile)
+        study = PlanStudy(search, name=f"tuning-{tuning.id}", url=self._store.study_url())
+        trials = self._store.trials(tuning.id)
+        study.resume(trials)
+        if not trials:
+            study.enqueue(self._known_best())
+        return search, study
+
+    def _known_best(self) -> list[Plan]:
+        """The best-known plans of earlier tunings for the same question, if they are legal here."""
+        tuning = self._tuning
+        known = self._store.best_trials(tuning.model, tuning.cluster, tuning.workload, limit=3)
+        rows = {self._table.plan(i) for i in range(len(self._table))} if known else set()
+        return [trial.plan for trial in known if trial.plan in rows]
+
+    def _verdict(self, search: Search) -> Verdict:
+        spent = self._store.tuning(self._tuning.id).gpu_s_spent
+        return search.verdict(search_budget(self._tuning.budget), gpu_s_spent=spent)
+
+    def _trial(self, confirm: Plan | None) -> None:
+        search, study = self._searching()
+        asked = study.ask() if confirm is None else study.repeat(confirm)
+        request = self._step_request(search, asked.plan, confirm is not None)
+        trial = Trial(
+            id=uuid.uuid4().hex,
+            tuning_id=self._tuning.id,
+            number=asked.number,
+            plan=asked.plan,
+            state=TrialState.RUNNING,
+            estimate=search.estimate_of(asked.plan),
+            fingerprint_key=self._fingerprint_key,
+            owner=self._owner,
+            started_at=datetime.now(UTC),
+        )
+        self._store.start_trial(trial)
+        self._emit(TrialStartedEvent(trial=trial, confirmation=confirm is not None))
+        ended = self._run_trial(trial, request)
+        result = ended.reading or ended.failure
+        assert result is not None
+        study.tell(asked.number, asked.plan, result, gpu_s=ended.gpu_s)
+        self._tuning = self._store.tuning(self._tuning.id)
+        self._emit(TrialEnded(trial=ended, verdict=self._verdict(search), gpu_s_spent=self._tuning.gpu_s_spent))
+
+    def _run_trial(self, trial: Trial, request: StepRequest) -> Trial:
+        """Runs the step probe; whatever ends it, the stored trial ends too."""
+        try:
+            outcome = self._prober.run(
+                request,
+                deadline_s=self._deadline_s(trial),
+                on_progress=lambda progress: self._emit(Progressed(progress=progress, plan=trial.plan)),
+            )
+        except BaseException as error:
+            failure = Failure(
+                kind=FailureKind.CANCELLED, message=f"the tuning was interrupted ({type(error).__name__})"
+            )
+            held_s = (datetime.now(UTC) - trial.started_at).total_seconds()
+            self._finish(trial, None, failure, held_s * self._tuning.cluster.devices, 0.0)
+            raise
+        reading = next((item for item in outcome.readings if isinstance(item, StepReading)), None)
+        return self._finish(trial, reading, outcome.failure, outcome.gpu_s, outcome.setup_s)
+
+    def _finish(
+        self, trial: Trial, reading: StepReading | None, failure: Failure | None, gpu_s: float, setup_s: float
+    ) -> Trial:
+        return self._store.finish_trial(
+            trial.id,
+            reading=reading,
+            failure=failure,
+            outcome_gpu_s=gpu_s,
+            setup_s=setup_s,
+            fingerprint_key=self._fingerprint_key,
+        )
+
+    def _step_request(self, search: Search, plan: Plan, confirm: bool) -> StepRequest:
+        best = search.best
+        give_up_s = None
+        if best is not None and not confirm:
+            fastest = self._tuning.workload.tokens_per_step / (best.tokens_per_s_per_gpu * self._tuning.cluster.devices)
+            give_up_s = PRUNE_MARGIN * fastest
+        return StepRequest(
+            model=self._tuning.model,
+            workload=self._tuning.workload,
+            plan=plan,
+            give_up_step_s=give_up_s,
+            seed=self._tuning.seed,
+            cold=self._tuning.cold,
+        )
+
+    def _deadline_s(self, trial: Trial) -> float:
+        steps_s = STEPS_ALLOWED * SLOWNESS_ALLOWED * (trial.estimate.step_time_s if trial.estimate else 1.0)
+        start_s = COLD_START_S if self._tuning.cold else 0.0
+        return start_s + min(max(TRIAL_DEADLINE_LEAST_S, steps_s), TRIAL_DEADLINE_MOST_S)
+
+    def _fail_lost_trials(self) -> None:
+        """Trials that were running when their owner died are what they are: lost."""
+        for trial in self._store.trials(self._tuning.id):
+            if trial.state is TrialState.RUNNING:
+                message = f"the process that ran this trial ({trial.owner or 'unknown'}) is gone"
+                failure = Failure(kind=FailureKind.LOST, message=message)
+                self._store.finish_trial(
+                    trial.id,
+                    reading=None,
+                    failure=failure,
+                    outcome_gpu_s=0.0,
+                    setup_s=0.0,
+                    fingerprint_key=trial.fingerprint_key,
+                )

@@ -1,0 +1,150 @@
+"""The service: submit, advance, cancel and answer. The doors (CLI, API) call nothing else."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Callable, Sequence
+from contextlib import closing
+from dataclasses import dataclass
+from datetime import UTC, datetime
+
+from autotune.errors import InputError
+from autotune.search.rank import nearest_misses
+from autotune.search.space import Runtime, illegal_reason, legal_plans
+from autotune.search.standing import Standing, standings_of
+from autotune.specs import (
+    Budget,
+    ClusterSpec,
+    ModelSpec,
+    Plan,
+    Space,
+    Trial,
+    TrialState,
+    Tuning,
+    TuningState,
+    Workload,
+)
+from autotune.tuning.campaign import Campaign, owner_lives
+from autotune.tuning.events import OnEvent
+from autotune.tuning.lifecycle import too_close_to_call
+from autotune.tuning.ports import Prober, Store
+
+OpenProber = Callable[[ClusterSpec], Prober]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Best:
+    """The fastest measured plan of a tuning, its trials, and the plans that may be as fast."""
+
+    standing: Standing
+    trials: Sequence[Trial]
+    runners_up: Sequence[Standing]
+    too_close: Sequence[Plan]
+
+
+class TuningService:
+    """Requests and their lifecycle over one store.
+
+    Args:
+        store: keeps everything.
+        open_prober: gives the prober for a cluster; called when a tuning is advanced, never before.
+    """
+
+    def __init__(self, store: Store, open_prober: OpenProber) -> None:
+        self._store, self._open_prober = store, open_prober
+
+    def submit(
+        self,
+        model: ModelSpec,
+        cluster: ClusterSpec,
+        workload: Workload,
+        *,
+        space: Space = Space(),
+        budget: Budget = Budget(),
+        seed: int = 0,
+        cold: bool = False,
+    ) -> Tuning:
+        """Stores a request, QUEUED.
+
+        Raises:
+            InputError: no plan is legal for the request; names the reason of the simplest plan.
+            NothingFitsError: no legal plan is estimated to fit (where the catalog allows an estimate).
+        """
+        check_request(model, cluster, workload, space)
+        now = datetime.now(UTC)
+        tuning = Tuning(
+            id=uuid.uuid4().hex[:12],
+            model=model,
+            cluster=cluster,
+            workload=workload,
+            space=space,
+            budget=budget,
+            seed=seed,
+            cold=cold,
+            created_at=now,
+            updated_at=now,
+        )
+        self._store.put_model(model)
+        self._store.put_cluster(cluster)
+        self._store.create_tuning(tuning)
+        return tuning
+
+    def run(self, tuning_id: str, on_event: OnEvent) -> Tuning:
+        """Advances a tuning to its end; may be interrupted and called again, also after a kill -9.
+
+        Raises:
+            UnknownNameError: no such tuning.
+            StoreConflictError: another living process runs it.
+            ProberError: there is nothing to measure with.
+        """
+        tuning = self._store.tuning(tuning_id)
+        if tuning.state.ended:
+            return tuning
+        with closing(self._open_prober(tuning.cluster)) as prober:
+            campaign = Campaign(self._store, prober, tuning, on_event)
+            try:
+                while campaign.advance():
+                    pass
+            finally:
+                if not campaign.tuning.state.ended:
+                    campaign.release()
+        return campaign.tuning
+
+    def cancel(self, tuning_id: str) -> Tuning:
+        """Ends a tuning that nobody runs. Raises InputError if it has ended or is being run by a living process."""
+        tuning = self._store.tuning(tuning_id)
+        if tuning.state.ended:
+            raise InputError("tuning", tuning.id, f"it has ended already ({tuning.state})")
+        if tuning.owner and owner_lives(tuning.owner):
+            raise InputError("tuning", tuning.id, f"interrupt the process that runs it ({tuning.owner})")
+        changed = tuning.model_copy(
+            update={"state": TuningState.CANCELLED, "owner": "", "updated_at": datetime.now(UTC)}
+        )
+        self._store.save_tuning(changed, expected_owner=tuning.owner)
+        return self._store.tuning(tuning.id)
+
+    def best(self, tuning_id: str) -> Best | None:
+        """The winner of a tuning so far; None when nothing was measured."""
+        tuning = self._store.tuning(tuning_id)
+        return best_of(self._store.trials(tuning.id), tuning.cluster)
+
+
+def best_of(trials: Sequence[Trial], cluster: ClusterSpec) -> Best | None:
+    """Pools the repeats of each plan and picks the fastest; None when no trial is complete."""
+    standings = standings_of(trials, cluster)
+    if not standings:
+        return None
+    winner = standings[0]
+    own = [trial for trial in trials if trial.plan == winner.plan and trial.state is TrialState.COMPLETE]
+    return Best(standing=winner, trials=own, runners_up=standings[1:], too_close=too_close_to_call(standings))
+
+
+def check_request(model: ModelSpec, cluster: ClusterSpec, workload: Workload, space: Space) -> None:
+    """Refuses a request that cannot lead to a plan, before anything is stored or measured."""
+    table = legal_plans(model, cluster, workload, space=space, runtime=Runtime.TORCH)
+    if not len(table):
+        simplest = Plan(dp=cluster.devices)
+        reason = illegal_reason(model, cluster, workload, simplest, Runtime.TORCH)
+        hint = f"; for example {simplest.key}: {reason}" if reason else ""
+        raise InputError("plans", f"{model.name} on {cluster.devices} devices", f"no plan is legal{hint}")
+    nearest_misses(model, cluster, workload, table)
