@@ -34,10 +34,11 @@ OpenProber = Callable[[ClusterSpec], Prober]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Best:
-    """The fastest measured plan of a tuning, its trials, and the plans that may be as fast."""
+    """The fastest measured plan of a tuning, its complete trials, those of all plans, and the plans as fast."""
 
     standing: Standing
     trials: Sequence[Trial]
+    all_trials: Sequence[Trial]
     runners_up: Sequence[Standing]
     too_close: Sequence[Plan]
 
@@ -123,6 +124,10 @@ class TuningService:
         self._store.save_tuning(changed, expected_owner=tuning.owner)
         return self._store.tuning(tuning.id)
 
+    def trials(self, tuning_id: str) -> Sequence[Trial]:
+        """The trials of a tuning by number."""
+        return self._store.trials(self._store.tuning(tuning_id).id)
+
     def best(self, tuning_id: str) -> Best | None:
         """The winner of a tuning so far; None when nothing was measured."""
         tuning = self._store.tuning(tuning_id)
@@ -135,8 +140,14 @@ def best_of(trials: Sequence[Trial], cluster: ClusterSpec) -> Best | None:
     if not standings:
         return None
     winner = standings[0]
-    own = [trial for trial in trials if trial.plan == winner.plan and trial.state is TrialState.COMPLETE]
-    return Best(standing=winner, trials=own, runners_up=standings[1:], too_close=too_close_to_call(standings))
+    complete = [trial for trial in trials if trial.state is TrialState.COMPLETE]
+    return Best(
+        standing=winner,
+        trials=[trial for trial in complete if trial.plan == winner.plan],
+        all_trials=complete,
+        runners_up=standings[1:],
+        too_close=too_close_to_call(standings),
+    )
 
 
 def check_request(model: ModelSpec, cluster: ClusterSpec, workload: Workload, space: Space) -> None:

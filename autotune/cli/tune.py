@@ -1,0 +1,127 @@
+"""`autotune tune`: the main job on this machine."""
+
+from __future__ import annotations
+
+import sys
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from autotune.cli import options, output
+
+if TYPE_CHECKING:
+    from autotune.specs import Tuning
+    from autotune.tuning.service import TuningService
+
+# Enough to try each kind of plan on a small machine in a few minutes; a bigger cluster's user sets a budget.
+DEFAULT_MAX_TRIALS = 24
+
+
+def tune(
+    model: options.Model = None,
+    cluster: options.Cluster = None,
+    seq_len: options.SeqLen = None,
+    global_batch: options.GlobalBatch = None,
+    dtype: options.DTypeName = None,
+    tp: options.Tp = None,
+    pp: options.Pp = None,
+    micro_batch: options.MicroBatch = None,
+    zero_stage: options.ZeroStage = None,
+    recompute: options.RecomputeModes = None,
+    sequence_parallel: options.SequenceParallel = None,
+    schedule: options.Schedules = None,
+    budget_gpu_s: Annotated[
+        float | None, typer.Option("--budget-gpu-s", metavar="SECONDS", help="GPU-seconds to spend at most.")
+    ] = None,
+    max_trials: Annotated[
+        int | None,
+        typer.Option(
+            "--max-trials", metavar="N", help="Trials at most. [default: 24 without a budget]", show_default=False
+        ),
+    ] = None,
+    min_gain: Annotated[
+        float, typer.Option("--min-gain", metavar="SHARE", help="Stop when less than this is expected to be gained.")
+    ] = 0.01,
+    seed: Annotated[int, typer.Option("--seed", help="Seed of weights and data.")] = 0,
+    cold: Annotated[bool, typer.Option("--cold", help="Start each trial afresh through torchrun.")] = False,
+    resume: Annotated[
+        str | None, typer.Option("--resume", metavar="ID", help="Go on with an interrupted tuning.")
+    ] = None,
+    db: options.Database = None,
+    as_json: options.AsJson = False,
+) -> int:
+    """Measure collectives, layers and training steps on this machine and find the fastest plan.
+
+    With no arguments: the smallest preset on this machine. Everything is stored; Ctrl-C or a crash loses at most the
+    running trial, and `--resume ID` goes on.
+    """
+    from autotune.cli.inputs import read_inputs, read_space
+    from autotune.specs import Budget
+    from autotune.wiring import open_service, open_store
+
+    store = open_store(db)
+    service = open_service(store)
+    if resume is not None:
+        tuning = store.tuning(resume)
+    else:
+        inputs = read_inputs(
+            model=model, cluster=cluster, seq_len=seq_len, global_batch=global_batch, dtype=dtype, db=db
+        )
+        if max_trials is None and budget_gpu_s is None:
+            max_trials = DEFAULT_MAX_TRIALS
+        budget = {"gpu_s": budget_gpu_s, "max_trials": max_trials, "min_gain": min_gain}
+        tuning = service.submit(
+            inputs.model,
+            inputs.cluster,
+            inputs.workload,
+            space=read_space(
+                tp=tp, pp=pp, micro_batch=micro_batch, zero_stage=zero_stage, recompute=recompute,
+                sequence_parallel=sequence_parallel, schedule=schedule,
+            ),
+            budget=Budget.from_data(budget, "budget"),
+            seed=seed,
+            cold=cold,
+        )  # fmt: skip
+    return _run(service, tuning, as_json=as_json, db=db)
+
+
+def _run(service: TuningService, tuning: Tuning, *, as_json: bool, db: str | None) -> int:
+    """Runs the tuning under a view and prints its answer."""
+    from autotune.cli.tune_view import TuneView, print_result
+    from autotune.specs import TuningState
+    from autotune.tuning.report import tuning_data
+
+    console = output.error_console()
+    workload = tuning.workload
+    console.print(
+        f"Tuning {tuning.id}: {tuning.model.name} on {tuning.cluster.name} ({tuning.cluster.devices} devices), "
+        f"sequence {workload.seq_len}, {workload.global_batch} sequences a step, {workload.dtype.value}",
+        markup=False,
+        soft_wrap=True,
+    )
+    try:
+        with TuneView(console, tuning, live=console.is_terminal and not as_json) as view:
+            ended = service.run(tuning.id, view.on_event)
+    except KeyboardInterrupt:
+        again = f"autotune tune --resume {tuning.id}" + (f" --db {db}" if db else "")
+        console.print(f"Interrupted; what was measured is kept. Go on with: {again}", markup=False, soft_wrap=True)
+        raise
+    trials = service.trials(tuning.id)
+    data = tuning_data(ended, trials)
+    if as_json:
+        output.print_json(data)
+    else:
+        print_result(output.console(), ended, trials, data, _own_command(data, tuning))
+    sys.stdout.flush()
+    return 0 if ended.state is TuningState.DONE else 1
+
+
+def _own_command(data: dict[str, object], tuning: Tuning) -> str:
+    """How to run the winner's step probe once more."""
+    best = data["best"]
+    if not isinstance(best, dict):
+        return ""
+    from autotune.export import own_command
+    from autotune.specs import Plan
+
+    return own_command(tuning.model, tuning.cluster, tuning.workload, Plan.from_data(best["plan"]))
