@@ -1,0 +1,134 @@
+"""From a database URL to one engine: SQLite by file, PostgreSQL through psycopg."""
+
+from __future__ import annotations
+
+import os
+import sqlite3
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from urllib.parse import quote
+
+from sqlalchemy import URL, Connection, Engine, QueuePool, create_engine, event, make_url
+from sqlalchemy.engine.interfaces import DBAPIConnection
+from sqlalchemy.exc import ArgumentError
+from sqlalchemy.pool import ConnectionPoolEntry
+
+from autotune.errors import StoreError
+
+BUSY_TIMEOUT_S = 30.0
+CONNECT_TIMEOUT_S = 10
+WRITE = "autotune_write"  # execution option of the engine that writes
+ALLOWED = "give sqlite:///PATH or postgresql://USER@HOST/NAME"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Location:
+    """Where a database is. `path` is the file of a SQLite database, None for PostgreSQL."""
+
+    url: URL
+    path: Path | None
+
+    @property
+    def name(self) -> str:
+        """The database as people may see it: without password and options."""
+        return str(self.path) if self.path else self.url.set(query={}).render_as_string(hide_password=True)
+
+    @property
+    def secret(self) -> str:
+        """The password, so that messages can be cleaned of it."""
+        return self.url.password or ""
+
+
+def locate(url: str) -> Location:
+    """Parses a database URL. Raises StoreError for one that is not understood; never repeats its password."""
+    try:
+        parsed = make_url(url)
+    except (ArgumentError, ValueError):
+        raise StoreError(f"the database URL cannot be read; {ALLOWED}") from None
+    if parsed.drivername in {"postgres", "postgresql", "postgresql+psycopg"}:
+        return Location(url=parsed.set(drivername="postgresql+psycopg"), path=None)
+    if parsed.drivername not in {"sqlite", "sqlite+pysqlite"}:
+        raise StoreError(f"database driver {parsed.drivername!r} is not supported; {ALLOWED}")
+    if not parsed.database or parsed.database == ":memory:" or parsed.query:
+        raise StoreError(f"a SQLite database must be a plain file, not {parsed.render_as_string()!r}; {ALLOWED}")
+    path = Path(parsed.database).absolute()
+    return Location(url=parsed.set(drivername="sqlite", database=str(path)), path=path)
+
+
+def build_engine(location: Location, *, read_only: bool) -> Engine:
+    """One engine for one store. Nothing is connected yet. Raises StoreError if the driver is not installed."""
+    if location.path is not None:
+        return _sqlite_engine(location.path, read_only=read_only)
+    try:
+        engine = create_engine(location.url, pool_pre_ping=True, connect_args={"connect_timeout": CONNECT_TIMEOUT_S})
+    except ImportError:
+        raise StoreError("PostgreSQL needs the driver psycopg: pip install 'autotune[postgres]'") from None
+    return engine.execution_options(postgresql_readonly=True) if read_only else engine
+
+
+def writer(engine: Engine) -> Engine:
+    """The same engine, for transactions that write: on SQLite they take the write lock when they begin.
+
+    A deferred transaction that turns from reading to writing fails at once when another one wrote meanwhile
+    (SQLITE_BUSY_SNAPSHOT); one that begins IMMEDIATE waits for its turn.
+    """
+    return engine.execution_options(**{WRITE: True})
+
+
+def use_wal(engine: Engine) -> None:
+    """Sets a SQLite file to write-ahead logging, once for its life: readers then never block the writer.
+
+    SQLite does not wait for other processes in this one statement, so the wait is here.
+    """
+    deadline = time.monotonic() + BUSY_TIMEOUT_S
+    connection = engine.raw_connection()
+    try:
+        while True:
+            try:
+                connection.cursor().execute("PRAGMA journal_mode = WAL").close()
+                return
+            except sqlite3.OperationalError as error:
+                busy = (error.sqlite_errorcode or 0) & 0xFF == sqlite3.SQLITE_BUSY
+                if not busy or time.monotonic() > deadline:
+                    raise
+                time.sleep(0.02)
+    finally:
+        connection.close()
+
+
+def _sqlite_engine(path: Path, *, read_only: bool) -> Engine:
+    mode = _read_mode(path) if read_only else "mode=rwc"
+
+    def connect() -> sqlite3.Connection:
+        uri = f"file:{quote(str(path))}?{mode}"
+        return sqlite3.connect(uri, uri=True, timeout=BUSY_TIMEOUT_S, check_same_thread=False)
+
+    engine = create_engine("sqlite://", creator=connect, poolclass=QueuePool)
+    event.listen(engine, "connect", _configure)
+    event.listen(engine, "begin", _begin)
+    return engine
+
+
+def _read_mode(path: Path) -> str:
+    """A WAL database without a log cannot be opened in a directory that we cannot write, except as immutable.
+
+    It is: whoever writes keeps a log beside it (https://sqlite.org/wal.html#readonly).
+    """
+    log = path.with_name(path.name + "-wal")
+    writable = os.access(path.parent, os.W_OK, effective_ids=os.access in os.supports_effective_ids)
+    return "mode=ro" if writable or log.exists() else "mode=ro&immutable=1"
+
+
+def _configure(connection: DBAPIConnection, _entry: ConnectionPoolEntry) -> None:
+    """Pragmas of every connection. FULL: a commit survives loss of power too, not only kill -9."""
+    connection.isolation_level = None  # sqlite3 must not begin by itself; `_begin` does
+    cursor = connection.cursor()
+    cursor.execute("PRAGMA foreign_keys = ON")
+    cursor.execute("PRAGMA synchronous = FULL")
+    cursor.close()
+
+
+def _begin(connection: Connection) -> None:
+    immediate = connection.get_execution_options().get(WRITE)
+    connection.exec_driver_sql("BEGIN IMMEDIATE" if immediate else "BEGIN")

@@ -1,0 +1,77 @@
+"""From what a database driver raises to our errors, with one clear message and no password."""
+
+from __future__ import annotations
+
+import os
+import sqlite3
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from sqlalchemy.exc import DBAPIError, SQLAlchemyError
+
+from autotune.errors import StoreError, StoreReadOnlyError
+from storage.engine import Location
+
+# https://www.postgresql.org/docs/current/errcodes-appendix.html
+READ_ONLY_TRANSACTION = "25006"
+INSUFFICIENT_PRIVILEGE = "42501"
+
+
+@contextmanager
+def translated(location: Location) -> Iterator[None]:
+    """Turns database errors into StoreError and StoreReadOnlyError; our own errors pass unchanged."""
+    try:
+        yield
+    except DBAPIError as error:
+        raise _fault(error.orig or error, location) from error
+    except sqlite3.Error as error:
+        raise _fault(error, location) from error
+    except SQLAlchemyError as error:
+        raise StoreError(f"{location.name}: {_clean(error, location)}") from error
+
+
+def _fault(error: BaseException, location: Location) -> StoreError:
+    if isinstance(error, sqlite3.Error):
+        return _sqlite_fault(error, location)
+    text = f"{location.name}: {_clean(error, location)}"
+    code = getattr(error, "sqlstate", None)
+    if code in {READ_ONLY_TRANSACTION, INSUFFICIENT_PRIVILEGE}:
+        return StoreReadOnlyError(f"{location.name} cannot be written: {_clean(error, location)}")
+    return StoreError(text)
+
+
+def _sqlite_fault(error: sqlite3.Error, location: Location) -> StoreError:
+    """Extended result codes carry the primary one in their low byte (https://sqlite.org/rescode.html)."""
+    code = (getattr(error, "sqlite_errorcode", 0) or 0) & 0xFF
+    assert_path = location.path
+    if assert_path is None:
+        return StoreError(f"{location.name}: {error}")
+    if code == sqlite3.SQLITE_READONLY:
+        return StoreReadOnlyError(f"{location.name} cannot be written: the file or its directory is read-only")
+    if code == sqlite3.SQLITE_CANTOPEN:
+        return _cannot_open(location)
+    if code in {sqlite3.SQLITE_NOTADB, sqlite3.SQLITE_CORRUPT}:
+        return StoreError(f"{location.name} is not a usable SQLite database: {error}")
+    if code == sqlite3.SQLITE_BUSY:
+        return StoreError(f"{location.name} is locked by another process that does not end its transaction")
+    return StoreError(f"{location.name}: {error}")
+
+
+def _cannot_open(location: Location) -> StoreError:
+    path = location.path
+    if path is None or not path.parent.is_dir():
+        return StoreError(f"{location.name} cannot be opened: its directory does not exist")
+    if path.is_dir():
+        return StoreError(f"{location.name} cannot be opened: it is a directory")
+    effective = os.access in os.supports_effective_ids
+    if not os.access(path.parent, os.W_OK, effective_ids=effective) and os.access(
+        path if path.exists() else path.parent, os.R_OK, effective_ids=effective
+    ):
+        return StoreReadOnlyError(f"{location.name} cannot be written: its directory is read-only")
+    return StoreError(f"{location.name} cannot be opened: " + ("no access" if path.exists() else "no such file"))
+
+
+def _clean(error: BaseException, location: Location) -> str:
+    """The first line of the message, without the password wherever it may stand."""
+    text = next((line for line in str(error).splitlines() if line.strip()), type(error).__name__)
+    return text.replace(location.secret, "***") if location.secret else text

@@ -1,0 +1,117 @@
+"""Probe runs with their readings, and the profiles fitted from them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from datetime import UTC, datetime
+from uuid import uuid4
+
+from sqlalchemy import select
+
+from autotune.specs import (
+    ClusterSpec,
+    CollectiveReading,
+    LayerReading,
+    LayerRequest,
+    ProbeOutcome,
+    ProbeRequest,
+    Profile,
+    StepReading,
+)
+from storage import rows
+from storage.session import SessionStore, fingerprint_row, tuning_row
+from storage.tables import CollectiveRow, LayerRow, ProbeRow, ProfileRow, StepRow
+from storage.tunings import spend
+
+
+class MeasurementStore(SessionStore):
+    """Readings outside trials, and profiles."""
+
+    def save_probe(
+        self,
+        *,
+        tuning_id: str | None,
+        cluster: ClusterSpec,
+        fingerprint_key: str,
+        request: ProbeRequest,
+        outcome: ProbeOutcome,
+    ) -> str:
+        """Stores a probe run with all its readings; adds its GPU-seconds to the tuning; returns the run's id."""
+        now = datetime.now(UTC)
+        run = ProbeRow(
+            id=uuid4().hex,
+            tuning_id=tuning_id,
+            cluster_key=cluster.key,
+            cluster_json=cluster.to_json(),
+            fingerprint_key=fingerprint_key or None,
+            kind=request.kind,
+            request_json=request.to_json(),
+            wall_s=outcome.wall_s,
+            gpu_s=outcome.gpu_s,
+            setup_s=outcome.setup_s,
+            log_path=outcome.log_path,
+            finished_at=now,
+            **rows.failure_columns(outcome.failure),
+        )
+        keys = {"probe_run_id": run.id, "cluster_key": cluster.key, "fingerprint_key": fingerprint_key}
+        with self.writing() as session:
+            if fingerprint_key or outcome.readings:
+                fingerprint_row(session, fingerprint_key)
+            if tuning_id is not None:
+                tuning_row(session, tuning_id)
+                spend(session, tuning_id, outcome.gpu_s, now)
+            session.add(run)
+            session.flush()
+            session.add_all(_reading_row(reading, request, keys) for reading in outcome.readings)
+        return keys["probe_run_id"]
+
+    def collective_readings(self, cluster_key: str, fingerprint_key: str) -> Sequence[CollectiveReading]:
+        """All readings for that cluster and fingerprint, oldest first."""
+        query = select(CollectiveRow).where(
+            CollectiveRow.cluster_key == cluster_key, CollectiveRow.fingerprint_key == fingerprint_key
+        )
+        with self.reading() as session:
+            return [rows.collective_of(row) for row in session.scalars(query.order_by(CollectiveRow.id))]
+
+    def layer_readings(
+        self, cluster_key: str, fingerprint_key: str, model_key: str, workload_key: str
+    ) -> Sequence[LayerReading]:
+        """All readings for that model, workload, cluster and fingerprint, oldest first."""
+        query = select(LayerRow).where(
+            LayerRow.cluster_key == cluster_key,
+            LayerRow.fingerprint_key == fingerprint_key,
+            LayerRow.model_key == model_key,
+            LayerRow.workload_key == workload_key,
+        )
+        with self.reading() as session:
+            return [rows.layer_of(row) for row in session.scalars(query.order_by(LayerRow.id))]
+
+    def save_profile(self, profile: Profile) -> None:
+        """Stores a new version of the cluster's profile."""
+        with self.writing() as session:
+            if profile.fingerprint_key:
+                fingerprint_row(session, profile.fingerprint_key)
+            row = rows.profile_row(profile)
+            row.stored_at = datetime.now(UTC)
+            session.add(row)
+
+    def profile(self, cluster_key: str, fingerprint_key: str | None = None) -> Profile | None:
+        """The newest profile of the cluster (under the fingerprint, if one is given)."""
+        query = select(ProfileRow.spec_json).where(ProfileRow.cluster_key == cluster_key)
+        if fingerprint_key is not None:
+            query = query.where(ProfileRow.fingerprint_key == (fingerprint_key or None))
+        with self.reading() as session:
+            text = session.scalar(query.order_by(ProfileRow.id.desc()).limit(1))
+        return None if text is None else Profile.from_json(text)
+
+
+def _reading_row(
+    reading: CollectiveReading | LayerReading | StepReading, request: ProbeRequest, keys: dict[str, str]
+) -> CollectiveRow | LayerRow | StepRow:
+    if isinstance(reading, CollectiveReading):
+        return rows.collective_row(reading, **keys)
+    if isinstance(reading, StepReading):
+        return rows.step_row(reading, **keys)
+    if not isinstance(request, LayerRequest):
+        raise ValueError(f"a {request.kind} probe cannot have layer readings")
+    return rows.layer_row(reading, **keys, model_key=request.model.key, workload_key=request.workload.key)

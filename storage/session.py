@@ -1,0 +1,88 @@
+"""The part of a store that talks to the engine: transactions that read, and transactions that write."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from datetime import datetime
+from types import TracebackType
+from typing import Self
+
+from sqlalchemy import Engine, select
+from sqlalchemy.exc import IntegrityError
+from sqlalchemy.orm import InstrumentedAttribute, Session
+
+from autotune.errors import StoreConflictError, StoreReadOnlyError, UnknownNameError
+from storage.engine import Location, writer
+from storage.faults import translated
+from storage.tables import FingerprintRow, TuningRow
+
+NAMES_SHOWN = 20
+
+
+class SessionStore:
+    """One database through one engine, shared by threads. Close it, or use it as a context manager."""
+
+    def __init__(self, engine: Engine, location: Location, *, read_only: bool) -> None:
+        self._engine, self._writer, self._location = engine, writer(engine), location
+        self._read_only = read_only
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Closes all connections. May be called twice."""
+        self._engine.dispose()
+
+    @contextmanager
+    def reading(self) -> Iterator[Session]:
+        """A session to read with, for the queries of this package."""
+        with translated(self._location), Session(self._engine) as session:
+            yield session
+
+    @contextmanager
+    def writing(self) -> Iterator[Session]:
+        """A session that commits at its end, or nothing of it if an error passes.
+
+        Raises:
+            StoreReadOnlyError: the store was opened for reading only.
+        """
+        if self._read_only:
+            raise StoreReadOnlyError(f"{self._location.name} was opened for reading only")
+        with translated(self._location), Session(self._writer) as session, session.begin():
+            yield session
+
+    def study_url(self) -> str:
+        """The database URL, password included, for Optuna's storage in the same database."""
+        return self._location.url.render_as_string(hide_password=False)
+
+
+def flush_new(session: Session, conflict: str) -> None:
+    """Sends new rows. Raises StoreConflictError with that message if one of them exists."""
+    try:
+        session.flush()
+    except IntegrityError as error:
+        raise StoreConflictError(conflict) from error
+
+
+def fingerprint_row(session: Session, key: str) -> FingerprintRow:
+    """The fingerprint of that key. Raises UnknownNameError."""
+    row = session.get(FingerprintRow, key)
+    if row is None:
+        raise UnknownNameError("fingerprint", key, _newest(session, FingerprintRow.key, FingerprintRow.stored_at))
+    return row
+
+
+def tuning_row(session: Session, tuning_id: str) -> TuningRow:
+    """The tuning of exactly that id. Raises UnknownNameError that lists the newest ones."""
+    row = session.get(TuningRow, tuning_id)
+    if row is None:
+        raise UnknownNameError("tuning", tuning_id, _newest(session, TuningRow.id, TuningRow.created_at))
+    return row
+
+
+def _newest(session: Session, name: InstrumentedAttribute[str], moment: InstrumentedAttribute[datetime]) -> list[str]:
+    return list(session.scalars(select(name).order_by(moment.desc()).limit(NAMES_SHOWN)))
