@@ -22,5 +22,5 @@ def rows(file: str, key: str) -> list[dict[str, Any]]:
 
 def unknown(what: str, name: str, known: Sequence[str]) -> UnknownNameError:
     """Lists the names that are close to `name`, or all where none is."""
-    close = get_close_matches(name.lower(), known, n=8, cutoff=0.5)
+    close = get_close_matches(name.lower(), known, n=8, cutoff=0.6)
     return UnknownNameError(what, name, close or known)
