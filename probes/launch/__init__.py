@@ -1,0 +1,7 @@
+"""Starting ranks, keeping them warm, running probes on them, and ending them. This side loads no torch."""
+
+from probes.launch.placement import Placement
+from probes.launch.pool import RankPool
+from probes.launch.prober import LocalProber
+
+__all__ = ["LocalProber", "Placement", "RankPool"]

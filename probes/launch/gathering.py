@@ -1,0 +1,131 @@
+"""Waiting for the answers of all ranks: to a report each, or to the first cause of a failure."""
+
+from __future__ import annotations
+
+import os
+import selectors
+import signal
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Protocol
+
+import psutil
+
+from autotune.specs import FailureKind
+from probes.launch.channel import Channel, Message
+from probes.launch.failures import RankFailure, first_cause, kind_of_text, tail_of
+
+# After a first failure the other ranks have this long to tell theirs, which may be the cause.
+_GRACE_S = 1.5
+_STACKS_S = 0.3
+
+
+class RankLink(Protocol):
+    """The launcher's side of one rank."""
+
+    @property
+    def channel(self) -> Channel:
+        """Where it answers."""
+
+    @property
+    def pid(self) -> int:
+        """Its process."""
+
+    @property
+    def log_path(self) -> Path:
+        """Where it writes now."""
+
+    def death(self) -> str:
+        """How it ended, in words, after its channel has closed; kills it if it has not ended."""
+
+
+@dataclass(slots=True)
+class Gathered:
+    """What came of one request. `failure` is None if every rank gave a report."""
+
+    reports: dict[int, dict[str, Any]] = field(default_factory=dict)
+    held_bytes: dict[int, int] = field(default_factory=dict)
+    failures: dict[int, RankFailure] = field(default_factory=dict)
+    all_answered: bool = True
+
+    @property
+    def failure(self) -> RankFailure | None:
+        """The first cause, if something failed."""
+        return first_cause(self.failures.values())
+
+
+def gather(
+    links: Mapping[int, RankLink], deadline: float, on_note: Callable[[int, Message], None] | None = None
+) -> Gathered:
+    """Waits until every rank has answered or ended, `deadline` (time.monotonic) passes, or the grace after a failure.
+
+    Messages that are no answers go to `on_note` as they come.
+    """
+    result = Gathered()
+    waiting = dict(links)
+    with selectors.DefaultSelector() as selector:
+        for rank, link in links.items():
+            selector.register(link.channel, selectors.EVENT_READ, rank)
+        while waiting and (left_s := deadline - time.monotonic()) > 0:
+            for key, _ in selector.select(left_s):
+                rank, link = key.data, links[key.data]
+                if _take(rank, link, result, on_note):
+                    waiting.pop(rank, None)
+                    selector.unregister(link.channel)
+            if result.failures:
+                deadline = min(deadline, time.monotonic() + _GRACE_S)
+    _mark_silent(waiting, result)
+    return result
+
+
+def _take(rank: int, link: RankLink, result: Gathered, on_note: Callable[[int, Message], None] | None) -> bool:
+    """Reads what a rank sent; True once it has answered or ended."""
+    messages = link.channel.receive()
+    if messages is None:
+        death = link.death()
+        kind = kind_of_text(tail_of(link.log_path))
+        result.failures[rank] = RankFailure(rank=rank, kind=kind, message=f"rank {rank} {death}")
+        result.all_answered = False
+        return True
+    for message in messages:
+        if message["type"] == "report":
+            result.reports[rank] = message["report"]
+            result.held_bytes[rank] = message["held_bytes"]
+            return True
+        if message["type"] == "failure":
+            kind = FailureKind(message["kind"])
+            result.failures[rank] = RankFailure(rank=rank, kind=kind, message=message["message"])
+            return True
+        if on_note is not None:
+            on_note(rank, message)
+    return False
+
+
+def _mark_silent(waiting: Mapping[int, RankLink], result: Gathered) -> None:
+    """Records the ranks that did not answer; of several, one that is stopped is the cause and comes first."""
+    if not waiting:
+        return
+    result.all_answered = False
+    stopped = [rank for rank, link in waiting.items() if _is_stopped(link.pid)]
+    _ask_for_stacks(waiting)
+    for rank in sorted(waiting, key=lambda rank: rank not in stopped):
+        state = "is stopped" if rank in stopped else "did not answer"
+        others = f"; silent ranks: {sorted(waiting)}" if len(waiting) > 1 else ""
+        message = f"rank {rank} {state} at the deadline{others}"
+        result.failures[rank] = RankFailure(rank=rank, kind=FailureKind.HANG, message=message)
+
+
+def _is_stopped(pid: int) -> bool:
+    try:
+        return psutil.Process(pid).status() == psutil.STATUS_STOPPED
+    except psutil.Error:
+        return False
+
+
+def _ask_for_stacks(waiting: Mapping[int, RankLink]) -> None:
+    """Makes silent ranks write where they are into their logs (faulthandler, in service.listen)."""
+    for link in waiting.values():
+        os.kill(link.pid, signal.SIGUSR1)
+    time.sleep(_STACKS_S)

@@ -1,0 +1,50 @@
+"""Where and with which environment a rank is started."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from autotune.specs import DeviceKind
+
+_LEASH = Path(__file__).with_name("leash.py")
+# Enough for autograd, gloo and Python threads; see leash._limit_stacks.
+_CPU_STACK_BYTES = 2 << 20
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Placement:
+    """How one rank is started: on this machine directly, or inside a network namespace.
+
+    `command_prefix` goes before the rank's command (`("ip", "netns", "exec", "name")`); `environment` is added to
+    the rank's environment; `address` is where the other ranks reach this one (only rank 0's is used, for the
+    rendezvous store).
+    """
+
+    command_prefix: tuple[str, ...] = ()
+    environment: Mapping[str, str] = field(default_factory=dict)
+    address: str = "127.0.0.1"
+
+
+def rank_environment(kind: DeviceKind, ranks: int, placement: Placement) -> dict[str, str]:
+    """The environment of a rank: the launcher's, defaults for what is unset, then the placement's.
+
+    Defaults are gloo on the loopback device (all ranks are on one machine unless placed elsewhere) and, for CPU
+    ranks, OMP_NUM_THREADS = cores / ranks, at least 1, because ranks that each use every core measure only contention.
+    """
+    environment = dict(os.environ)
+    environment.setdefault("GLOO_SOCKET_IFNAME", "lo")
+    if kind is DeviceKind.CPU:
+        cores = len(os.sched_getaffinity(0))
+        environment.setdefault("OMP_NUM_THREADS", str(max(1, cores // ranks)))
+    environment.update(placement.environment)
+    return environment
+
+
+def leashed(command: list[str], kind: DeviceKind) -> list[str]:
+    """The command under a leash: it dies with the thread of this process that starts it."""
+    stack_bytes = _CPU_STACK_BYTES if kind is DeviceKind.CPU else 0
+    return [sys.executable, "-I", "-S", str(_LEASH), str(os.getpid()), str(stack_bytes), *command]

@@ -1,0 +1,194 @@
+"""LocalProber: the devices of one machine as a Prober. Loads no torch."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import itertools
+import tempfile
+import time
+from collections.abc import Mapping, Sequence
+from datetime import UTC, datetime
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+from pydantic import ValidationError
+
+from autotune.errors import ProberError
+from autotune.specs import (
+    ClusterSpec,
+    CollectiveReading,
+    CollectiveRequest,
+    Failure,
+    FailureKind,
+    Fingerprint,
+    LayerReading,
+    LayerRequest,
+    ProbeOutcome,
+    ProbeProgress,
+    ProbeRequest,
+    StepReading,
+    StepRequest,
+)
+from autotune.tuning.ports import OnProgress
+from probes import collective_report
+from probes.launch.channel import Message
+from probes.launch.failures import RankFailure, tail_of
+from probes.launch.gathering import Gathered
+from probes.launch.placement import Placement
+from probes.launch.pool import RankPool, StartError, rank_log
+
+_MODULES = {"collective": "probes.collective", "layer": "probes.layer", "step": "probes.step"}
+_FINGERPRINT_S = 180.0
+
+Readings = tuple[CollectiveReading, ...] | tuple[LayerReading, ...] | tuple[StepReading, ...]
+
+
+class LocalProber:
+    """Runs probes on warm ranks of this machine, one at a time; implements autotune.tuning.ports.Prober.
+
+    Args:
+        cluster: whose devices the ranks are.
+        log_dir: each probe writes into a directory of its own below this one.
+        ranks: how many ranks, if not one for each device of the cluster.
+        placements: one a rank, for ranks that are not plainly on this machine.
+    """
+
+    def __init__(
+        self,
+        cluster: ClusterSpec,
+        *,
+        log_dir: Path,
+        ranks: int | None = None,
+        placements: Sequence[Placement] | None = None,
+    ) -> None:
+        self._cluster = cluster
+        self._ranks = cluster.devices if ranks is None else ranks
+        self._pool = RankPool(
+            cluster,
+            self._ranks,
+            preload=tuple(m for m in _MODULES.values() if importlib.util.find_spec(m)),
+            placements=placements,
+        )
+        self._log_root = log_dir
+        self._log_dir: Path | None = None
+        self._numbers = itertools.count(1)
+        self._fingerprint: Fingerprint | None = None
+
+    def fingerprint(self) -> Fingerprint:
+        """The environment of rank 0, read once. Raises ProberError if ranks cannot be started."""
+        if self._fingerprint is None:
+            log_dir = self._next_log_dir("fingerprint")
+            deadline = time.monotonic() + _FINGERPRINT_S
+            try:
+                self._pool.start(deadline=deadline, log_dir=log_dir)
+            except StartError as error:
+                raise ProberError(f"ranks could not be started: {error} (log: {error.log_dir})") from error
+            request = {"kind": "fingerprint"}
+            gathered = self._pool.run("probes.fingerprint", request, deadline=deadline, log_dir=log_dir)
+            if gathered.failure is not None:
+                raise ProberError(f"the fingerprint could not be read: {gathered.failure.message} (log: {log_dir})")
+            self._fingerprint = Fingerprint.from_data(gathered.reports[0])
+        return self._fingerprint
+
+    def run(self, request: ProbeRequest, *, deadline_s: float, on_progress: OnProgress | None = None) -> ProbeOutcome:
+        """Runs one probe; see autotune.tuning.ports.Prober.run. Ranks that are not warm are started first.
+
+        Raises:
+            ProberError: there is nothing to measure with.
+        """
+        start_s = time.monotonic()
+        log_dir = self._next_log_dir(request.kind)
+        setup_s = 0.0
+        readings: Readings = ()
+        try:
+            self._pool.start(deadline=start_s + deadline_s, log_dir=log_dir)
+            setup_s = time.monotonic() - start_s
+            gathered = self._pool.run(
+                _MODULES[request.kind],
+                request.to_data(),
+                deadline=start_s + deadline_s,
+                log_dir=log_dir,
+                on_note=_forward(on_progress),
+            )
+            failure = gathered.failure
+            if failure is None:
+                readings, failure = self._merge(request, gathered)
+        except StartError as error:
+            setup_s = time.monotonic() - start_s
+            failure = RankFailure(rank=error.failure.rank, kind=FailureKind.UNAVAILABLE, message=str(error))
+        wall_s = time.monotonic() - start_s
+        return ProbeOutcome(
+            readings=readings,
+            failure=_failure(request, failure, self._ranks, log_dir) if failure is not None else None,
+            wall_s=wall_s,
+            gpu_s=wall_s * self._ranks,
+            setup_s=setup_s + sum(reading.setup_s for reading in readings if isinstance(reading, StepReading)),
+            log_path=str(log_dir),
+        )
+
+    def close(self) -> None:
+        """Ends all ranks. May be called twice."""
+        self._pool.close()
+
+    def __enter__(self) -> LocalProber:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def _next_log_dir(self, kind: str) -> Path:
+        """A new directory for one probe's logs; its name holds the time of this prober's first and a running number."""
+        if self._log_dir is None:
+            self._log_root.mkdir(parents=True, exist_ok=True)
+            prefix = datetime.now(UTC).strftime("%Y%m%dT%H%M%SZ-")
+            self._log_dir = Path(tempfile.mkdtemp(prefix=prefix, dir=self._log_root))
+        log_dir = self._log_dir / f"{next(self._numbers):04d}-{kind}"
+        log_dir.mkdir()
+        return log_dir
+
+    def _merge(self, request: ProbeRequest, gathered: Gathered) -> tuple[Readings, RankFailure | None]:
+        """The readings, or a failure if what the ranks reported is no reading (a time that is not a number, say)."""
+        try:
+            return _merged(request, gathered.reports, self._cluster), None
+        except ValidationError as error:
+            message = f"the ranks' reports are no reading: {error.errors(include_url=False)[0]['msg']}"
+            return (), RankFailure(rank=None, kind=FailureKind.CRASH, message=message)
+
+
+def _merged(request: ProbeRequest, reports: Mapping[int, dict[str, Any]], cluster: ClusterSpec) -> Readings:
+    if isinstance(request, CollectiveRequest):
+        return collective_report.merge(request, reports)
+    if isinstance(request, LayerRequest):
+        readings: Readings = importlib.import_module("probes.layer_report").merge(request, reports)
+        return readings
+    peak = cluster.device.peak_flops_per_s.get(request.workload.dtype)
+    readings = importlib.import_module("probes.step_report").merge(request, reports, peak)
+    return readings
+
+
+def _forward(on_progress: OnProgress | None) -> Any:
+    def note(_: int, message: Message) -> None:
+        if on_progress is not None and message["type"] == "progress":
+            on_progress(ProbeProgress.from_data(message["progress"]))
+
+    return note
+
+
+def _failure(request: ProbeRequest, failure: RankFailure, ranks: int, log_dir: Path) -> Failure:
+    """The record of a failure. pp is the outermost axis, so a rank's stage follows from its number."""
+    stage = None
+    if isinstance(request, StepRequest) and failure.rank is not None and request.plan.world_size == ranks:
+        stage = failure.rank // (ranks // request.plan.pp)
+    log_path = rank_log(log_dir, failure.rank) if failure.rank is not None else None
+    return Failure(
+        kind=failure.kind,
+        message=failure.message,
+        rank=failure.rank,
+        stage=stage,
+        log_path=str(log_path or log_dir),
+        log_tail=tail_of(log_path) if log_path is not None else "",
+    )

@@ -1,0 +1,57 @@
+"""A warm rank: `python -m probes.launch.rank DESCRIPTOR CONFIG`, started by RankPool and by nobody else.
+
+It imports torch and joins the default group once, then answers requests until it is killed or the launcher is gone.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import sys
+import traceback
+from queue import SimpleQueue
+from typing import Any
+
+from autotune.specs import DeviceKind
+from probes.launch.channel import Channel, Message
+from probes.launch.service import Rank, RankConfig, failure_message, listen, log_to
+
+
+def main(arguments: list[str]) -> None:
+    """Serves until the launcher ends this process."""
+    descriptor = int(arguments[0])
+    config = RankConfig.from_data(json.loads(arguments[1]))
+    os.set_inheritable(descriptor, False)
+    channel = Channel(socket.socket(fileno=descriptor))
+    log_to(config.log_path)
+    inbox = listen(channel)
+    try:
+        rank = Rank(config, channel, lambda device, backend: _join(config, channel, inbox, device, backend))
+    except Exception as error:  # noqa: BLE001 - the edge of the process: recorded in the log and answered
+        traceback.print_exc()
+        channel.send(failure_message(error))
+    else:
+        rank.ready()
+        while True:
+            rank.serve(inbox.get())
+    inbox.get()  # stay until the launcher has read the failure and kills this rank
+
+
+def _join(config: RankConfig, channel: Channel, inbox: SimpleQueue[Message], device: Any, backend: str) -> None:
+    """Initialises the default group over a store that rank 0 hosts on a port the kernel chose."""
+    import torch
+    import torch.distributed as dist
+    from torch._C._distributed_c10d import TCPStore
+
+    if config.rank == 0:
+        store = TCPStore(config.store_host, 0, is_master=True, wait_for_workers=False)
+        channel.send({"type": "store", "port": store.port})
+    else:
+        store = TCPStore(config.store_host, inbox.get()["port"], is_master=False)
+    device_id = None if config.kind is DeviceKind.CPU else torch.device(device)
+    dist.init_process_group(backend, store=store, rank=config.rank, world_size=config.world_size, device_id=device_id)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])
