@@ -1,0 +1,169 @@
+"""One rank's share of real training under a plan: build it once, then `step` as often as wanted.
+
+How the ZeRO stages run here. Stage 1 reduce-scatters gradients once, after the last micro-batch, and gathers the
+parameters once a step. Stage 2 reduce-scatters after every micro-batch and keeps parameters gathered. Stage 3 also
+drops gathered parameters after each forward and backward. Under a pipeline torch's schedules keep gradients whole
+until the last backward, so stage 2 does not exist there, and stage 3 gathers parameters for every forward and
+backward but keeps gradients whole.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.distributed.fsdp import FSDPModule
+from torch.distributed.tensor import DTensor
+from torch.distributed.tensor.parallel import loss_parallel
+from torch.nn import functional
+
+from autotune.specs import DType, ModelSpec, Optimizer, StepRequest
+from probes.mesh import Coordinates, Groups, device_mesh
+from probes.model import Stage
+from probes.parallelize import fill_weights, local_of, share_data, split_tensors
+from probes.pipeline import layers_of_stage, make_schedule, stages_of_rank
+
+
+class Training:
+    """The rank's chunks of the model, its optimizer and its schedule.
+
+    Args:
+        request: a plan that `runnable.check_step` accepts.
+        rank: the global rank.
+        device: where tensors live.
+        groups: makes the plan's groups; the caller closes it.
+    """
+
+    def __init__(self, request: StepRequest, rank: int, device: torch.device, groups: Groups) -> None:
+        plan = request.plan
+        self.request, self.device = request, device
+        self.place = Coordinates.of_rank(rank, plan.tp, plan.dp)
+        self.micro_batches = request.workload.global_batch // (plan.dp * plan.micro_batch)
+        mixed = request.workload.dtype is not DType.FP32
+        tp_group = groups.axis(plan.tp, 1)
+        # Mixed precision is FSDP's also on one replica; fp32 on one replica needs no copy apart from the masters.
+        dp_group = groups.axis(plan.dp, plan.tp, single=mixed)
+        pp_group = groups.axis(plan.pp, plan.tp * plan.dp)
+        self.ends = _ends_group(groups, request, pp_group)
+        self.mesh = device_mesh(device, rank, plan.dp, plan.tp, dp_group, tp_group)
+        self.indices = stages_of_rank(self.place.pp, plan.pp, plan.vpp)
+        self.chunks = [self._chunk(index) for index in self.indices]
+        self.parameters = [parameter for chunk in self.chunks for parameter in chunk.parameters()]
+        self.masters = [local_of(parameter).detach() for parameter in self.parameters]
+        self.optimizer = make_optimizer(request, self.masters)
+        self.schedule: Any = None
+        if pp_group is not None:
+            self.schedule = make_schedule(request, self.chunks, self.indices, pp_group, device, self.loss)
+
+    def _chunk(self, index: int) -> Stage:
+        plan, model = self.request.plan, self.request.model
+        stages = plan.pp * plan.vpp
+        with torch.device("meta"):
+            chunk = Stage(
+                model,
+                layers_of_stage(model.layers, stages)[index],
+                first=index == 0,
+                last=index == stages - 1,
+                recompute=plan.recompute,
+                seq_len=self.request.workload.seq_len,
+            )
+        if self.mesh is not None and "tp" in (self.mesh.mesh_dim_names or ()):
+            split_tensors(chunk, self.mesh["tp"], sequence_parallel=plan.sequence_parallel)
+        if self.mesh is not None and "dp" in (self.mesh.mesh_dim_names or ()):
+            share_data(chunk, self.mesh["dp"], self.request.workload, plan.zero_stage)
+        fill_weights(chunk, self.device, self.request.seed)
+        return chunk
+
+    def batch(self, step: int) -> tuple[Tensor, Tensor]:
+        """This replica's tokens and targets of one step, (rows, sequence): its part of the same global batch."""
+        workload, plan = self.request.workload, self.request.plan
+        generator = torch.Generator().manual_seed(self.request.seed * 1_000_003 + step)
+        shape = (workload.global_batch, workload.seq_len + 1)
+        tokens = torch.randint(self.request.model.vocab, shape, generator=generator)
+        mine = tokens.chunk(plan.dp)[self.place.dp].to(self.device)
+        return mine[:, :-1].contiguous(), mine[:, 1:].contiguous()
+
+    def loss(self, logits: Tensor, targets: Tensor) -> Tensor:
+        """Cross entropy in fp32, scaled so that a step's micro-batches sum up to the mean over the replica's tokens."""
+        flat = logits.flatten(0, 1).float()
+        loss = functional.cross_entropy(flat, targets.flatten()) / self.micro_batches
+        return local_of(loss)
+
+    def step(self, tokens: Tensor, targets: Tensor) -> Tensor:
+        """One optimizer step. Returns the replica's loss, 0 on stages that have none; nothing is waited for."""
+        with loss_parallel():
+            loss = self._through_pipeline(tokens, targets) if self.schedule else self._in_turn(tokens, targets)
+        self._complete_gradients()
+        for master, parameter in zip(self.masters, self.parameters, strict=True):
+            master.grad = None if parameter.grad is None else local_of(parameter.grad)
+            parameter.grad = None
+        self.optimizer.step()
+        self.optimizer.zero_grad(set_to_none=True)
+        return loss
+
+    def _in_turn(self, tokens: Tensor, targets: Tensor) -> Tensor:
+        """Without a pipeline: one micro-batch after the other, gradients accumulating."""
+        chunk, zero_stage = self.chunks[0], self.request.plan.zero_stage
+        total = torch.zeros((), device=self.device)
+        pairs = zip(tokens.chunk(self.micro_batches), targets.chunk(self.micro_batches), strict=True)
+        for index, (inputs, labels) in enumerate(pairs):
+            last = index == self.micro_batches - 1
+            if isinstance(chunk, FSDPModule):
+                chunk.set_is_last_backward(last)
+                chunk.set_requires_gradient_sync(last or zero_stage >= 2)
+                chunk.set_reshard_after_backward(last or zero_stage == 3)
+            loss = self.loss(chunk(inputs), labels)
+            loss.backward()  # type: ignore[no-untyped-call]
+            total += loss.detach()
+        return total
+
+    def _through_pipeline(self, tokens: Tensor, targets: Tensor) -> Tensor:
+        losses: list[Tensor] = []
+        inputs = (tokens,) if self.indices[0] == 0 else ()
+        has_loss = self.chunks[-1].head is not None
+        self.schedule.step(*inputs, target=targets if has_loss else None, losses=losses, return_outputs=False)
+        if not has_loss:
+            return torch.zeros((), device=self.device)
+        return torch.stack([loss.detach() for loss in losses]).sum()
+
+    def _complete_gradients(self) -> None:
+        """Adds up what no part above did: partial sums over tp without FSDP, and the two halves of a tied matrix."""
+        for parameter in self.parameters:
+            gradient = parameter.grad
+            if isinstance(parameter, DTensor) and isinstance(gradient, DTensor):
+                parameter.grad = gradient.redistribute(placements=parameter.placements)
+        if self.ends is None:
+            return
+        for chunk in self.chunks:
+            shared = [module for module in (chunk.embedding, chunk.head) if module is not None]
+            for module in shared:
+                if module.weight.grad is not None:
+                    dist.all_reduce(local_of(module.weight.grad), group=self.ends)
+
+
+def _ends_group(
+    groups: Groups, request: StepRequest, pp_group: dist.ProcessGroup | None
+) -> dist.ProcessGroup | None:
+    """The group of first and last stage, over which a tied embedding's gradient is summed; None where none is."""
+    plan = request.plan
+    if not request.model.tied or pp_group is None:
+        return None
+    if plan.pp == 2:
+        return pp_group
+    width = plan.tp * plan.dp
+    group = groups.among([(index, index + (plan.pp - 1) * width) for index in range(width)])
+    return group
+
+
+def make_optimizer(request: StepRequest, masters: list[Tensor]) -> torch.optim.Optimizer:
+    """AdamW, or SGD with momentum 0.9, fused, over the local parts of the fp32 master weights.
+
+    Both are elementwise, so local parts give what whole tensors would, without a dispatch for each DTensor.
+    """
+    held = [master for master in masters if master.numel()]
+    if request.workload.optimizer is Optimizer.ADAMW:
+        return torch.optim.AdamW(held, lr=request.learning_rate, fused=True)
+    return torch.optim.SGD(held, lr=request.learning_rate, momentum=0.9, fused=True)
