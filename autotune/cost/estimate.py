@@ -1,0 +1,209 @@
+"""estimate: seconds and bytes of plans by named part; the same formulas for one plan and for a table of a million."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+from functools import cached_property
+
+import numpy as np
+
+from autotune.cost.flops import model_flops_per_token
+from autotune.cost.layouts import Layouts
+from autotune.cost.memory import BYTE_PARTS, MemoryModel
+from autotune.cost.network import Network
+from autotune.cost.pipeline import stage_slots
+from autotune.cost.rows import pieces
+from autotune.cost.speeds import device_overhead_bytes, peak_flops_per_s, speeds_of
+from autotune.cost.table import BoolColumn, FloatColumn, IntColumn, PlanTable
+from autotune.cost.time import TIME_PARTS, TimeModel
+from autotune.errors import IllegalPlanError
+from autotune.specs import Basis, BytesByPart, ClusterSpec, Estimate, ModelSpec, Plan, Profile, SecondsByPart, Workload
+
+
+@dataclass(frozen=True, eq=False)
+class SecondsColumns:
+    """Seconds of a step by part, a column each; the parts are those of `SecondsByPart`."""
+
+    compute: FloatColumn
+    tp: FloatColumn
+    ep: FloatColumn
+    cp: FloatColumn
+    pp_p2p: FloatColumn
+    bubble: FloatColumn
+    dp_exposed: FloatColumn
+    optimizer: FloatColumn
+
+
+@dataclass(frozen=True, eq=False)
+class BytesColumns:
+    """Peak bytes on the worst stage by part, a column each; the parts are those of `BytesByPart`."""
+
+    parameters: FloatColumn
+    gradients: FloatColumn
+    optimizer: FloatColumn
+    activations: FloatColumn
+    logits: FloatColumn
+    buffers: FloatColumn
+
+
+@dataclass(frozen=True, eq=False)
+class EstimateTable:
+    """Estimates of a table of plans, row by row. Sums of parts are exact by construction."""
+
+    seconds: SecondsColumns
+    bytes: BytesColumns
+    worst_stage: IntColumn
+    basis: Basis
+    tokens_per_step: int
+    devices: int
+    device_memory_bytes: int
+    model_flops_per_step: float
+    peak_flops_per_s: float | None
+
+    def __len__(self) -> int:
+        return len(self.worst_stage)
+
+    @cached_property
+    def step_time_s(self) -> FloatColumn:
+        """Seconds of an optimizer step: the sum of its parts."""
+        return _total(self.seconds)
+
+    @cached_property
+    def tokens_per_s_per_gpu(self) -> FloatColumn:
+        """The objective: tokens of a step / (step time * devices)."""
+        return (self.tokens_per_step / self.devices) / self.step_time_s
+
+    @cached_property
+    def peak_memory_bytes(self) -> FloatColumn:
+        """Bytes of the worst stage: the sum of its parts."""
+        return _total(self.bytes)
+
+    @cached_property
+    def fits(self) -> BoolColumn:
+        """Whether the peak is within the device's memory."""
+        return self.peak_memory_bytes <= self.device_memory_bytes
+
+    def row(self, i: int) -> Estimate:
+        """Row i as an Estimate."""
+        seconds = SecondsByPart(**{name: float(getattr(self.seconds, name)[i]) for name in TIME_PARTS})
+        parts = BytesByPart(**{name: float(getattr(self.bytes, name)[i]) for name in BYTE_PARTS})
+        step_time_s = float(self.step_time_s[i])
+        flops_per_s = self.model_flops_per_step / (step_time_s * self.devices)
+        return Estimate(
+            seconds=seconds,
+            bytes=parts,
+            step_time_s=step_time_s,
+            tokens_per_s_per_gpu=float(self.tokens_per_s_per_gpu[i]),
+            mfu=flops_per_s / self.peak_flops_per_s if self.peak_flops_per_s else None,
+            peak_memory_bytes=float(self.peak_memory_bytes[i]),
+            worst_stage=int(self.worst_stage[i]),
+            fits=bool(self.fits[i]),
+            basis=self.basis,
+        )
+
+
+@dataclass(frozen=True, eq=False)
+class MemoryTable:
+    """Peak bytes of a table of plans, without any speed."""
+
+    bytes: BytesColumns
+    worst_stage: IntColumn
+
+    @cached_property
+    def peak_memory_bytes(self) -> FloatColumn:
+        """Bytes of the worst stage: the sum of its parts."""
+        return _total(self.bytes)
+
+
+def estimate(
+    model: ModelSpec, cluster: ClusterSpec, workload: Workload, plan: Plan, profile: Profile | None = None
+) -> Estimate:
+    """The estimate of one plan: a table of one. See `estimate_table`."""
+    return estimate_table(model, cluster, workload, PlanTable.of([plan]), profile).row(0)
+
+
+def estimate_table(
+    model: ModelSpec, cluster: ClusterSpec, workload: Workload, table: PlanTable, profile: Profile | None = None
+) -> EstimateTable:
+    """Estimates of all plans of the table.
+
+    Speeds come from the profile where it has them, else from the catalog times assumed efficiencies; `basis`
+    says which. Plans must be legal (autotune.search.space).
+
+    Raises:
+        MissingMeasurementError: a speed that is needed is neither measured nor in the catalog.
+        IllegalPlanError: a plan that does not fill the cluster, or has more pipeline chunks than layers.
+    """
+    layouts = _layouts(model, cluster, table)
+    slots = stage_slots(model, layouts)
+    speeds = speeds_of(cluster, workload, profile)
+    memory = MemoryModel(model, workload, layouts, slots)
+    time = TimeModel(model, workload, layouts, slots, memory.parameters, Network(cluster, profile), speeds)
+    seconds = {name: np.empty(len(table)) for name in TIME_PARTS}
+    peak = {name: np.empty(len(table)) for name in BYTE_PARTS}
+    stage = np.empty(len(table), dtype=np.int32)
+    for where, rows in pieces(table, layouts, workload):
+        _store(seconds, where, time.step(rows), profile.step_scale if profile else 1.0)
+        parts, stage[where] = memory.peak(rows)
+        _store(peak, where, parts, profile.memory_scale if profile else 1.0)
+    if profile is not None:
+        seconds["compute"] += profile.step_overhead_s
+    peak["buffers"] += device_overhead_bytes(cluster, profile)
+    return EstimateTable(
+        seconds=SecondsColumns(**seconds),
+        bytes=BytesColumns(**peak),
+        worst_stage=stage,
+        basis=speeds.basis,
+        tokens_per_step=workload.tokens_per_step,
+        devices=cluster.devices,
+        device_memory_bytes=cluster.device.memory_bytes,
+        model_flops_per_step=model_flops_per_token(model, workload.seq_len) * workload.tokens_per_step,
+        peak_flops_per_s=peak_flops_per_s(cluster, workload),
+    )
+
+
+def memory_table(
+    model: ModelSpec, cluster: ClusterSpec, workload: Workload, table: PlanTable, profile: Profile | None = None
+) -> MemoryTable:
+    """Peak bytes of all plans of the table; needs no speed of anything. Raises IllegalPlanError as above."""
+    layouts = _layouts(model, cluster, table)
+    memory = MemoryModel(model, workload, layouts, stage_slots(model, layouts))
+    peak = {name: np.empty(len(table)) for name in BYTE_PARTS}
+    stage = np.empty(len(table), dtype=np.int32)
+    for where, rows in pieces(table, layouts, workload):
+        parts, stage[where] = memory.peak(rows)
+        _store(peak, where, parts, profile.memory_scale if profile else 1.0)
+    peak["buffers"] += device_overhead_bytes(cluster, profile)
+    return MemoryTable(BytesColumns(**peak), stage)
+
+
+def _layouts(model: ModelSpec, cluster: ClusterSpec, table: PlanTable) -> Layouts:
+    """The table's layouts, refused where the formulas have no meaning."""
+    layouts = Layouts.of(table)
+    ranks = layouts.tp * layouts.pp * layouts.dp * layouts.cp
+    for i in np.flatnonzero((ranks != cluster.devices) | (layouts.pp * layouts.vpp > model.layers))[:1]:
+        raise IllegalPlanError(
+            "plan",
+            f"tp={layouts.tp[i]:.0f} pp={layouts.pp[i]:.0f} dp={layouts.dp[i]:.0f} cp={layouts.cp[i]:.0f} "
+            f"vpp={layouts.vpp[i]:.0f}",
+            f"tp*pp*dp*cp must be the cluster's {cluster.devices} devices and pp*vpp at most {model.layers} layers",
+        )
+    return layouts
+
+
+def _store(into: dict[str, FloatColumn], where: slice, parts: dict[str, FloatColumn], scale: float) -> None:
+    """Writes a piece's columns, scaled."""
+    for name, column in parts.items():
+        if scale == 1.0:
+            into[name][where] = column
+        else:
+            np.multiply(column, scale, out=into[name][where])
+
+
+def _total(columns: SecondsColumns | BytesColumns) -> FloatColumn:
+    """The parts added in the order of their fields, as `sum` adds the fields of one Estimate."""
+    names = [field.name for field in fields(columns)]
+    total: FloatColumn = getattr(columns, names[0]).copy()
+    for name in names[1:]:
+        total += getattr(columns, name)
+    return total

@@ -1,0 +1,150 @@
+"""Peak bytes of a rank on the worst pipeline stage, by part."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from autotune.cost.activations import TokenBytes, kept_bytes, layer_token_bytes
+from autotune.cost.layouts import Layouts
+from autotune.cost.parameters import embedding_parameters, head_parameters, layer_parameters
+from autotune.cost.pipeline import StageSlots, in_flight
+from autotune.cost.rows import Rows
+from autotune.cost.table import FULL, CodeColumn, FloatColumn
+from autotune.cost.work import stored_bytes
+from autotune.specs import BytesByPart, DType, ModelSpec, Optimizer, Workload
+
+BYTE_PARTS = tuple(BytesByPart.model_fields)
+GATHERED_LAYERS = 2.0
+"""ZeRO-3 holds the layer at work and prefetches the next one."""
+
+
+def optimizer_bytes(workload: Workload) -> int:
+    """Optimizer state a parameter: fp32 moments (AdamW two, SGD one) and an fp32 master copy of 16-bit parameters."""
+    moments = 8 if workload.optimizer is Optimizer.ADAMW else 4
+    return moments + (0 if workload.dtype is DType.FP32 else 4)
+
+
+@dataclass(frozen=True, eq=False)
+class StageParameters:
+    """Parameters of a rank by slot and layout, shape (slots, layouts): dense ones, and experts; and a layer's most."""
+
+    dense: FloatColumn
+    experts: FloatColumn
+    layer: FloatColumn
+
+
+def stage_parameters(model: ModelSpec, layouts: Layouts, slots: StageSlots) -> StageParameters:
+    """What tp, pp and ep leave of the parameters on a rank of each candidate stage, before ZeRO divides them."""
+    plain = layer_parameters(model, moe=False)
+    mixed = layer_parameters(model, moe=True) if model.experts else plain
+    plain_rank = plain.sharded / layouts.tp + plain.whole
+    mixed_rank = mixed.sharded / layouts.tp + mixed.whole
+    experts_rank = mixed.experts / (layouts.tp * layouts.ep)
+    embedding, head = embedding_parameters(model), head_parameters(model)
+    head_matrix = head.sharded / layouts.tp
+    if model.tied:  # one rank that holds both ends holds the matrix once
+        head_matrix = np.where(layouts.pp > 1, head_matrix, 0.0)
+    dense = slots.dense_layers * plain_rank + slots.moe_layers * mixed_rank
+    dense += slots.first * (embedding.sharded / layouts.tp + embedding.whole) + slots.last * (head_matrix + head.whole)
+    largest = np.maximum(
+        np.where(slots.dense_layers > 0, plain_rank, 0.0),
+        np.where(slots.moe_layers > 0, mixed_rank + experts_rank, 0.0),
+    )
+    return StageParameters(dense, slots.moe_layers * experts_rank, largest)
+
+
+class MemoryModel:
+    """The bytes of the plans of one table; built once, applied piece by piece."""
+
+    def __init__(self, model: ModelSpec, workload: Workload, layouts: Layouts, slots: StageSlots) -> None:
+        self._model, self._workload, self._layouts, self._slots = model, workload, layouts, slots
+        self.parameters = stage_parameters(model, layouts, slots)
+        self._dense = layer_token_bytes(model, workload, moe=False)
+        self._moe = layer_token_bytes(model, workload, moe=True) if model.experts else None
+        self._shards = layouts.shards
+        self._expert_shards = self._shards / layouts.ep
+
+    def peak(self, rows: Rows) -> tuple[dict[str, FloatColumn], FloatColumn]:
+        """(bytes by part on the worst stage, that stage's index)."""
+        best = self._stage(0, rows)
+        for slot in range(1, len(self._slots)):
+            best = _larger(best, self._stage(slot, rows))
+        parts, stage, _ = best
+        return parts, stage
+
+    def _stage(self, slot: int, rows: Rows) -> tuple[dict[str, FloatColumn], FloatColumn, FloatColumn]:
+        """(bytes by part, stage index, total) of one candidate stage."""
+        stage = self._slots.index[slot][rows.layout]
+        parts = self._states(slot, rows)
+        parts["activations"], parts["logits"] = self._activations(slot, stage, rows)
+        parts["buffers"] = self._buffers(slot, rows)
+        total = sum(parts.values(), np.zeros(1))
+        return parts, stage, total
+
+    def _states(self, slot: int, rows: Rows) -> dict[str, FloatColumn]:
+        """Parameters, gradients and optimizer state; ZeRO-1 divides the last, 2 also gradients, 3 everything."""
+        dense = self.parameters.dense[slot][rows.layout]
+        divided = (self.parameters.dense[slot] / self._shards)[rows.layout]
+        if self._moe is not None:
+            dense = dense + self.parameters.experts[slot][rows.layout]
+            divided = divided + (self.parameters.experts[slot] / self._expert_shards)[rows.layout]
+        zero = rows.zero_stage
+        return {
+            "parameters": stored_bytes(self._workload.dtype) * np.where(zero >= 3, divided, dense),
+            "gradients": self._workload.grad_dtype.size_bytes * np.where(zero >= 2, divided, dense),
+            "optimizer": optimizer_bytes(self._workload) * np.where(zero >= 1, divided, dense),
+        }
+
+    def _activations(self, slot: int, stage: FloatColumn, rows: Rows) -> tuple[FloatColumn, FloatColumn]:
+        """(activations, logits): in flight by schedule; the last stage also has the head's input and the loss."""
+        pp, vpp = self._layouts.pp[rows.layout], self._layouts.vpp[rows.layout]
+        flight = in_flight(stage, pp, vpp, rows.micro_batches, rows.schedule)
+        kept, working = self._layers(slot, rows)
+        activations = flight * kept + np.where(rows.recompute == FULL, working, 0.0)
+        last = self._slots.last[slot][rows.layout]
+        size, h = stored_bytes(self._workload.dtype), self._model.hidden
+        # Only GPipe keeps the loss of more than one micro-batch: elsewhere backward follows at once.
+        losses = np.where(rows.schedule == 0, rows.micro_batches, 1.0)
+        last_tokens = last * rows.tokens
+        activations += losses * last_tokens * (2.0 * size * h) / rows.spread
+        logits = last_tokens * (losses * (size + 4.0) + 4.0) * (self._model.vocab / rows.tp)
+        return activations, logits
+
+    def _layers(self, slot: int, rows: Rows) -> tuple[FloatColumn, FloatColumn]:
+        """(kept bytes of all layers of the stage for one micro-batch, working set of its largest layer)."""
+        kept, working = self._kind(self._dense, self._slots.dense_layers[slot], rows)
+        if self._moe is None:
+            return kept, working
+        more, larger = self._kind(self._moe, self._slots.moe_layers[slot], rows)
+        return kept + more, np.maximum(working, larger)
+
+    @staticmethod
+    def _kind(layer: TokenBytes, counts: FloatColumn, rows: Rows) -> tuple[FloatColumn, FloatColumn]:
+        count = counts[rows.layout]
+        kept, working = kept_bytes(layer, rows)
+        return count * kept, np.where(count > 0, working, 0.0)
+
+    def _buffers(self, slot: int, rows: Rows) -> FloatColumn:
+        """Pipeline messages, ZeRO-3's gathered layers, and a layer's full gradients under ZeRO-2 and 3."""
+        size, zero = stored_bytes(self._workload.dtype), rows.zero_stage
+        layer = self.parameters.layer[slot][rows.layout]
+        piped = np.where(self._layouts.pp > 1, 2.0 * size * self._model.hidden, 0.0)[rows.layout]
+        gathered = np.where(zero >= 3, GATHERED_LAYERS * size * layer, 0.0)
+        gradients = np.where(zero >= 2, self._workload.grad_dtype.size_bytes * layer, 0.0)
+        return piped * rows.tokens / rows.spread + gathered + gradients
+
+
+Staged = tuple[dict[str, FloatColumn], FloatColumn, FloatColumn]
+
+
+def _larger(one: Staged, other: Staged) -> Staged:
+    """Row by row the stage with the larger total; the earlier one where they are equal."""
+    parts, stage, total = one
+    swap = other[2] > total
+    return (
+        {name: np.where(swap, other[0][name], column) for name, column in parts.items()},
+        np.where(swap, other[1], stage),
+        np.maximum(total, other[2]),
+    )

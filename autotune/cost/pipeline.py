@@ -1,0 +1,116 @@
+"""Pipeline stages: which layers a stage holds, which stages can be the worst, micro-batches in flight."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import lru_cache
+
+import numpy as np
+
+from autotune.cost.layouts import Layouts, distinct
+from autotune.cost.parameters import layer_counts
+from autotune.cost.table import FULL, GPIPE, INTERLEAVED, CodeColumn, FloatColumn
+from autotune.specs import ModelSpec
+
+__all__ = ["FULL", "Stage", "StageSlots", "chunk_layers", "in_flight", "stage_slots", "stages"]
+
+
+def chunk_layers(layers: int, chunks: int) -> list[int]:
+    """Layers of each of pp*vpp chunks in model order: as even as possible, the first ones one larger."""
+    return [layers // chunks + (i < layers % chunks) for i in range(chunks)]
+
+
+@dataclass(frozen=True, slots=True)
+class Stage:
+    """One pipeline rank's share: chunks stage, stage + pp, ... (as Megatron-LM and torch interleave them)."""
+
+    index: int
+    dense_layers: int
+    moe_layers: int
+    first: bool
+    last: bool
+
+    def dominated_by(self, other: Stage) -> bool:
+        """Whether `other` needs at least as much memory and time in every respect."""
+        return (
+            other.index <= self.index  # an earlier stage keeps at least as many micro-batches
+            and other.dense_layers >= self.dense_layers
+            and other.moe_layers >= self.moe_layers
+            and other.first >= self.first
+            and other.last >= self.last
+        )
+
+
+@lru_cache(maxsize=65536)
+def stages(dense: int, moe: int, pp: int, vpp: int) -> tuple[Stage, ...]:
+    """All stages of a model whose first `dense` layers are dense and the other `moe` mixtures of experts."""
+    sizes = chunk_layers(dense + moe, pp * vpp)
+    ends = np.cumsum(sizes)
+    dense_in = [max(0, min(int(end), dense) - max(0, int(end) - size)) for end, size in zip(ends, sizes, strict=True)]
+    found = []
+    for index in range(pp):
+        held = range(index, pp * vpp, pp)
+        dense_layers = sum(dense_in[i] for i in held)
+        found.append(
+            Stage(index, dense_layers, sum(sizes[i] for i in held) - dense_layers, index == 0, index == pp - 1)
+        )
+    return tuple(found)
+
+
+@lru_cache(maxsize=65536)
+def worst_stages(dense: int, moe: int, pp: int, vpp: int) -> tuple[Stage, ...]:
+    """The stages that no other dominates: one of them has the most memory, and one of them the most time."""
+    kept: list[Stage] = []
+    for stage in stages(dense, moe, pp, vpp):
+        if not any(stage.dominated_by(other) for other in kept):
+            kept.append(stage)
+    return tuple(kept)
+
+
+@dataclass(frozen=True, eq=False)
+class StageSlots:
+    """The candidates for the worst stage, by layout: columns of shape (slots, layouts), padded by repetition."""
+
+    index: FloatColumn
+    dense_layers: FloatColumn
+    moe_layers: FloatColumn
+    first: FloatColumn
+    last: FloatColumn
+
+    def __len__(self) -> int:
+        return len(self.index)
+
+
+def stage_slots(model: ModelSpec, layouts: Layouts) -> StageSlots:
+    """The candidate stages of every layout."""
+    dense, moe = layer_counts(model)
+    top = int(layouts.vpp.max(initial=1)) + 1
+    codes, inverse = distinct((layouts.pp * top + layouts.vpp).astype(np.int64))
+    candidates = [worst_stages(dense, moe, int(code) // top, int(code) % top) for code in codes]
+    width = max((len(found) for found in candidates), default=1)
+    rows = np.array(
+        [
+            [
+                (s.index, s.dense_layers, s.moe_layers, s.first, s.last)
+                for s in (*found, *[found[-1]] * (width - len(found)))
+            ]
+            for found in candidates
+        ],
+        dtype=np.float64,
+    ).reshape(len(candidates), width, 5)
+    columns = rows[inverse].transpose(2, 1, 0)
+    return StageSlots(*(np.ascontiguousarray(column) for column in columns))
+
+
+def in_flight(
+    stage: FloatColumn, pp: FloatColumn, vpp: FloatColumn, micro_batches: FloatColumn, schedule: CodeColumn
+) -> FloatColumn:
+    """Micro-batches whose activations a stage keeps at its peak, in units of all the layers that it holds.
+
+    GPipe m; 1F1B min(m, p - stage); interleaved min(m*v, 2(p - stage - 1) + (v-1)p + 1) chunks of the rank's v
+    (Narayanan et al. 2021, arXiv:2104.04473, section 2.2; warm-up count of Megatron-LM's schedules.py).
+    """
+    depth = pp - stage
+    interleaved = np.minimum(micro_batches * vpp, 2.0 * depth - 1.0 + (vpp - 1.0) * pp) / vpp
+    kept = np.where(schedule == INTERLEAVED, interleaved, np.minimum(micro_batches, depth))
+    return np.where(schedule == GPIPE, micro_batches, kept)

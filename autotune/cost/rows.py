@@ -1,0 +1,58 @@
+"""Rows: a cache-sized piece of a plan table with the float columns that all formulas share."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+
+from autotune.cost.layouts import Layouts
+from autotune.cost.table import BoolColumn, CodeColumn, FloatColumn, IndexColumn, PlanTable
+from autotune.specs import Workload
+
+CHUNK_ROWS = 8192
+"""Rows of one piece: a float column of it is 64 KiB, so that a dozen of them stay in a core's cache."""
+
+
+@dataclass(frozen=True, eq=False, slots=True, kw_only=True)
+class Rows:
+    """`layout` indexes the table's distinct layouts.
+
+    `tokens` are those of one micro-batch on one context-parallel rank; `spread` divides what sequence parallelism
+    divides (tp with it, else 1); `micro_batches` is m.
+    """
+
+    layout: IndexColumn
+    tp: FloatColumn
+    spread: FloatColumn
+    tokens: FloatColumn
+    micro_batches: FloatColumn
+    zero_stage: CodeColumn
+    recompute: CodeColumn
+    schedule: CodeColumn
+    sequence_parallel: BoolColumn
+
+
+def pieces(table: PlanTable, layouts: Layouts, workload: Workload) -> Iterator[tuple[slice, Rows]]:
+    """(where, rows) over the table, piece by piece."""
+    for start in range(0, len(table), CHUNK_ROWS):
+        where = slice(start, start + CHUNK_ROWS)
+        layout = layouts.index[where]
+        micro_batch = table.micro_batch[where].astype(np.float64)
+        tp = layouts.tp[layout]
+        sequence_parallel = table.sequence_parallel[where]
+        yield (
+            where,
+            Rows(
+                layout=layout,
+                tp=tp,
+                spread=np.where(sequence_parallel, tp, 1.0),
+                tokens=micro_batch * (workload.seq_len / layouts.cp)[layout],
+                micro_batches=(workload.global_batch / layouts.dp)[layout] / micro_batch,
+                zero_stage=table.zero_stage[where],
+                recompute=table.recompute[where],
+                schedule=table.schedule[where],
+                sequence_parallel=sequence_parallel,
+            ),
+        )

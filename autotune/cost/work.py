@@ -1,0 +1,127 @@
+"""What one rank computes for one micro-batch: FLOPs, bytes moved and kernels of a layer, the embedding and the head.
+
+The same counts are used to fit a profile (calibrate) and to apply it (estimate), so a constant factor in them is
+absorbed by the fit. All functions take floats or float columns.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import NamedTuple, TypeVar
+
+import numpy as np
+
+from autotune.cost.flops import attention_width, core_flops_per_token
+from autotune.cost.parameters import layer_matrices
+from autotune.cost.table import FloatColumn
+from autotune.specs import DType, ModelSpec, Position, Workload
+
+Number = TypeVar("Number", float, FloatColumn)
+
+BACKWARD_MATMULS = 2.0
+"""Backward makes an input and a weight gradient for each forward product."""
+
+BACKWARD_CORE = 2.5
+"""A fused attention kernel recomputes the scores: five products for forward's two (arXiv:2307.08691, section 3)."""
+
+BACKWARD_BYTES = 2.0
+"""Backward reads the saved tensors and the gradients and writes gradients: twice forward's traffic."""
+
+# Passes of a training step by recompute code (none, selective, full), in units of one forward pass.
+MATMUL_PASSES = np.array([3.0, 3.0, 4.0])
+CORE_PASSES = np.array([1 + BACKWARD_CORE, 2 + BACKWARD_CORE, 2 + BACKWARD_CORE])
+
+BACKWARD_SHARE = 2.0 / 3.0
+"""Share of forward + backward time that is backward; what gradient communication can hide under."""
+
+EXPERT_LOAD_FACTOR = 1.1
+"""Assumption: the hottest expert has 10 % more tokens than the mean (capacity factors are 1.0-1.25)."""
+
+NORM_TRAFFIC = 4.0
+"""Passes over a hidden-sized tensor of the two norms: each reads and writes one."""
+
+RESIDUAL_TRAFFIC = 6.0
+"""Passes over a hidden-sized tensor of the two residual additions: each reads two and writes one."""
+
+
+def stored_bytes(dtype: DType) -> int:
+    """Bytes of a parameter or activation as kept in memory. FP8 training keeps them in 16 bits."""
+    return max(dtype.size_bytes, 2)
+
+
+class Work(NamedTuple):
+    """FLOPs, bytes read and written, and kernels launched."""
+
+    flops: float
+    bytes: float
+    kernels: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LayerWork:
+    """Forward work of one layer as coefficients of tokens and tp.
+
+    flops = tokens * (sharded_flops / tp + whole_flops), and the same for the attention core;
+    bytes = tokens * (sharded_bytes / tp + whole_bytes / (tp if sequence parallel else 1))
+            + (sharded_weight_bytes / tp + whole_weight_bytes).
+    """
+
+    sharded_flops: float
+    whole_flops: float
+    core_flops: float
+    sharded_bytes: float
+    whole_bytes: float
+    sharded_weight_bytes: float
+    whole_weight_bytes: float
+    expert_weight_bytes: float
+    kernels: float
+
+
+def layer_work(model: ModelSpec, workload: Workload, *, moe: bool) -> LayerWork:
+    """The coefficients of one dense layer, or of one mixture of experts (balanced but for the hottest expert)."""
+    matrices = layer_matrices(model, moe=moe)
+    size = stored_bytes(workload.dtype)
+    width = model.shared_experts * model.expert_ffn + model.top_k * model.expert_ffn if moe else model.ffn
+    rotary = 2 * (model.heads + model.kv_heads) * model.head_dim if model.position is Position.ROPE else 0
+    activation = (5 if model.gated else 2) * width
+    attention = attention_width(model) + 2 * model.kv_heads * model.head_dim
+    dispatch = 4 * model.top_k * model.hidden if moe else 0
+    return LayerWork(
+        sharded_flops=2.0 * (matrices.sharded + EXPERT_LOAD_FACTOR * matrices.experts),
+        whole_flops=2.0 * matrices.whole,
+        core_flops=core_flops_per_token(model, workload.seq_len),
+        sharded_bytes=float(size * (rotary + activation + attention)),
+        whole_bytes=float(size * ((NORM_TRAFFIC + RESIDUAL_TRAFFIC) * model.hidden + dispatch)),
+        sharded_weight_bytes=float(size * matrices.sharded),
+        whole_weight_bytes=float(size * matrices.whole),
+        expert_weight_bytes=float(size * matrices.experts // max(model.top_k, 1) * model.experts),
+        kernels=layer_kernels(model, moe=moe),
+    )
+
+
+def layer_kernels(model: ModelSpec, *, moe: bool) -> float:
+    """Kernels of one forward pass: norms, linears, rotation, attention, activation, residuals, routing."""
+    rotary = 6 if model.position is Position.ROPE else 0
+    mlp = 5 if model.gated else 3
+    routing = 10 if moe else 0
+    return 2.0 + 4.0 + rotary + 1.0 + mlp * (2 if moe and model.shared_experts else 1) + 2.0 + routing
+
+
+def embedding_work(model: ModelSpec, workload: Workload, tokens: Number, tp: Number) -> tuple[Number, float]:
+    """(bytes, kernels) of the embedding, forward + backward.
+
+    Forward reads and writes a row a token; backward fills and adds a gradient as large as the table.
+    """
+    size = stored_bytes(workload.dtype)
+    return tokens * (4.0 * size * model.hidden) + (3.0 * size * model.vocab * model.hidden) / tp, 4.0
+
+
+def head_work(model: ModelSpec, workload: Workload, tokens: Number, tp: Number) -> tuple[Number, Number, float]:
+    """(flops, bytes, kernels) of the final norm, output matrix and loss, forward; backward is twice that.
+
+    The loss reads and writes the logits: in the compute dtype, as an fp32 copy, and as its softmax.
+    """
+    size = stored_bytes(workload.dtype)
+    flops = tokens * (2.0 * model.hidden * model.vocab) / tp
+    traffic = tokens * ((2.0 * size + 12.0) * model.vocab) / tp + tokens * (2.0 * size * model.hidden)
+    return flops, traffic + (size * model.vocab * model.hidden) / tp, 6.0
