@@ -88,8 +88,6 @@ SequenceParallel = Annotated[
 ]
 Schedules = Annotated[
     str | None,
-    typer.Option(
-        "--schedule", metavar="gpipe,1f1b,interleaved", help="Pipeline schedule.", rich_help_panel=_SPACE
-    ),
+    typer.Option("--schedule", metavar="gpipe,1f1b,interleaved", help="Pipeline schedule.", rich_help_panel=_SPACE),
 ]
 TuningId = Annotated[str, typer.Argument(metavar="TUNING", help="A tuning's id, or its first characters (4 or more).")]

@@ -8,11 +8,15 @@ from typing import TYPE_CHECKING, Any
 
 from autotune.errors import AutotuneError, InputError, NothingFitsError
 
+PIPE_WIDTH = 160
+
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from rich.console import Console
     from rich.table import Table
 
-    from autotune.specs import Estimate, Plan
+    from autotune.specs import Estimate, Plan, Spec
 
 
 def print_json(data: object) -> None:
@@ -20,18 +24,34 @@ def print_json(data: object) -> None:
     sys.stdout.write(json.dumps(data, indent=2, allow_nan=False) + "\n")
 
 
+def print_spec(spec: Spec, *, as_json: bool) -> None:
+    """A record as the YAML of our files, or as JSON."""
+    if as_json:
+        print_json(spec.to_data())
+    else:
+        sys.stdout.write(spec.to_yaml())
+
+
+def write_text(path: Path, text: str) -> None:
+    """Writes a file. Raises InputError if that cannot be done."""
+    try:
+        path.write_text(text if text.endswith("\n") else text + "\n", encoding="utf-8")
+    except OSError as error:
+        raise InputError(str(path), error.strerror or type(error).__name__, "a file that can be written") from None
+
+
 def console() -> Console:
-    """Standard output for people."""
+    """Standard output for people: as wide as the terminal, or wide enough for our tables in a file or pipe."""
     from rich.console import Console
 
-    return Console(highlight=False)
+    return Console(highlight=False, width=None if sys.stdout.isatty() else PIPE_WIDTH)
 
 
 def error_console() -> Console:
     """Standard error for people: progress and errors, so that standard output holds only the answer."""
     from rich.console import Console
 
-    return Console(stderr=True, highlight=False)
+    return Console(stderr=True, highlight=False, width=None if sys.stderr.isatty() else PIPE_WIDTH)
 
 
 def table(title: str, *columns: str) -> Table:
@@ -89,7 +109,13 @@ def bytes_text(count: object) -> str:
     value = float(count)
     for unit in ("B", "KiB", "MiB", "GiB", "TiB"):
         if abs(value) < 1024 or unit == "TiB":
-            return f"{value:.0f} {unit}" if unit == "B" else f"{value:.3g} {unit}" if value < 100 else f"{value:.0f} {unit}"
+            return (
+                f"{value:.0f} {unit}"
+                if unit == "B"
+                else f"{value:.3g} {unit}"
+                if value < 100
+                else f"{value:.0f} {unit}"
+            )
         value /= 1024
     raise AssertionError("unreachable")
 

@@ -1,0 +1,117 @@
+"""`autotune db`, and how the other commands find and open the database."""
+
+from __future__ import annotations
+
+from contextlib import closing
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import typer
+
+from autotune.cli import options, output
+from autotune.errors import StoreError
+from autotune.settings import read_settings
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from autotune.specs import ClusterSpec, ModelSpec, Profile
+    from storage import SqlStore
+
+app = typer.Typer(help="The database: bring it up to date, check it, count what is in it.", no_args_is_help=True)
+
+
+def database_url(db: str | None) -> str:
+    """The URL that --db names, else that of the settings."""
+    return db or read_settings().database_url
+
+
+def open_to_read(db: str | None) -> closing[SqlStore]:
+    """The store as it is, closed at the end of a `with`; nothing is created. Raises StoreError if there is none."""
+    from autotune.wiring import open_store
+
+    return closing(open_store(db, read_only=True))
+
+
+def open_to_write(db: str | None) -> closing[SqlStore]:
+    """The store, made or brought up to date if need be; closed at the end of a `with`."""
+    from autotune.wiring import open_store
+
+    return closing(open_store(db))
+
+
+def stored_models(db: str | None) -> Sequence[ModelSpec]:
+    """All stored models; none without a database."""
+    if not _is_there(db):
+        return ()
+    with open_to_read(db) as store:
+        return store.models()
+
+
+def stored_clusters(db: str | None) -> Sequence[ClusterSpec]:
+    """All stored clusters; none without a database."""
+    if not _is_there(db):
+        return ()
+    with open_to_read(db) as store:
+        return store.clusters()
+
+
+def stored_profile(cluster: ClusterSpec, db: str | None) -> Profile | None:
+    """The newest profile of the cluster; None if it was never measured, or without a database."""
+    if not _is_there(db):
+        return None
+    with open_to_read(db) as store:
+        return store.profile(cluster.key)
+
+
+def _is_there(db: str | None) -> bool:
+    """Whether there is a database to ask: one that was named must be, the default SQLite file may not be yet."""
+    url = database_url(db)
+    path = url.removeprefix("sqlite:///")
+    return db is not None or path == url or Path(path).exists()
+
+
+@app.command()
+def migrate(db: options.Database = None, as_json: options.AsJson = False) -> None:
+    """Create the database, or bring its schema up to date."""
+    from storage import maintenance
+
+    done = maintenance.migrate(database_url(db))
+    if as_json:
+        output.print_json(asdict(done))
+    elif done.found == done.now:
+        output.console().print(f"{done.database} is up to date (schema {done.now})")
+    else:
+        output.console().print(f"{done.database}: schema {done.found or 'none'} -> {done.now}")
+
+
+@app.command()
+def check(db: options.Database = None, as_json: options.AsJson = False) -> int:
+    """Read the whole database and look for damage. Exit status 5 if there is some."""
+    from storage import maintenance
+
+    found = maintenance.check(database_url(db))
+    if as_json:
+        output.print_json({**asdict(found), "sound": found.sound})
+    else:
+        lines = found.problems or (f"{found.database} is sound (schema {found.schema})",)
+        output.console().print("\n".join(lines), markup=False)
+    return 0 if found.sound else StoreError.exit_code
+
+
+@app.command()
+def stats(db: options.Database = None, as_json: options.AsJson = False) -> None:
+    """Count the rows of each table."""
+    from storage import maintenance
+
+    found = maintenance.stats(database_url(db))
+    if as_json:
+        output.print_json(asdict(found))
+        return
+    table = output.table(
+        f"{found.database}, schema {found.schema}, {output.bytes_text(found.size_bytes)}", "<table", "rows"
+    )
+    for name, rows in found.rows.items():
+        table.add_row(name, f"{rows:,}")
+    output.console().print(table)

@@ -1,0 +1,110 @@
+"""The command `autotune`: its commands, and the process edge where every error becomes one line.
+
+Exit status: 0, or the error's `exit_code` (autotune.errors): 2 for input that cannot be used, 3 when no plan fits,
+4 for a missing measurement, 5 for the database, 6 for the measuring side, 1 for a tuning that failed; 130 after
+Ctrl-C. With --json standard output holds exactly one object, the answer or {"error": {"what", "value", "allowed",
+"message"}}; the line for people goes to standard error either way.
+
+Importing this module loads typer and nothing heavy: commands import what they need when they run.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Sequence
+from importlib.metadata import version
+from typing import Annotated
+
+import typer
+
+from autotune.cli import cluster, database, export, models, output, plan, probe, results, tune
+from autotune.errors import AutotuneError, InputError, NothingFitsError
+
+app = typer.Typer(
+    name="autotune",
+    help="Finds, by measuring, the hybrid-parallel plan that trains a model fastest on a cluster.",
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+_TUNE, _PLAN, _RECORDS, _CATALOG = "Measure", "Estimate", "What was measured", "Inputs and storage"
+
+app.command("tune", rich_help_panel=_TUNE)(tune.tune)
+app.add_typer(probe.app, name="probe", rich_help_panel=_TUNE)
+app.command("plan", rich_help_panel=_PLAN)(plan.plan)
+app.command("estimate", rich_help_panel=_PLAN)(plan.estimate)
+app.command("best", rich_help_panel=_RECORDS)(results.best)
+app.command("show", rich_help_panel=_RECORDS)(results.show)
+app.command("history", rich_help_panel=_RECORDS)(results.history)
+app.command("export", rich_help_panel=_RECORDS)(export.export)
+app.add_typer(cluster.app, name="cluster", rich_help_panel=_CATALOG)
+app.add_typer(models.app, name="models", rich_help_panel=_CATALOG)
+app.command("gpus", rich_help_panel=_CATALOG)(models.gpus)
+app.command("schema", rich_help_panel=_CATALOG)(models.schema)
+app.add_typer(database.app, name="db", rich_help_panel=_CATALOG)
+
+
+def _print_version(asked: bool) -> None:
+    if asked:
+        sys.stdout.write(f"autotune {version('autotune')}\n")
+        raise typer.Exit
+
+
+@app.callback()
+def root(
+    _version: Annotated[
+        bool, typer.Option("--version", help="Print the version.", callback=_print_version, is_eager=True)
+    ] = False,
+) -> None:
+    """Finds, by measuring, the hybrid-parallel plan that trains a model fastest on a cluster."""
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Runs one command and exits. `arguments` are the process's own if None."""
+    arguments = sys.argv[1:] if arguments is None else list(arguments)
+    sys.exit(_run(arguments))
+
+
+# What typer raises for a wrong command line. The class has moved between its releases, its place above BadParameter
+# has not.
+_UsageError: type[Exception] = typer.BadParameter.__bases__[0]
+
+
+def _run(arguments: Sequence[str]) -> int:
+    as_json = "--json" in arguments
+    try:
+        result = app(list(arguments), standalone_mode=False)
+        sys.stdout.flush()
+        return result if isinstance(result, int) else 0
+    except AutotuneError as error:
+        return _report(error, as_json=as_json)
+    except _UsageError as error:
+        return _report_usage(error, as_json=as_json)
+    except (KeyboardInterrupt, typer.Abort):
+        output.print_error("interrupted")
+        return 130
+    except BrokenPipeError:
+        # The reader of our output went away (`autotune history | head`): not an error of ours. Python would complain
+        # once more when it flushes standard output at exit.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 1
+
+
+def _report(error: AutotuneError, *, as_json: bool) -> int:
+    if as_json:
+        output.print_json(output.error_data(error))
+    output.print_error(str(error))
+    if isinstance(error, NothingFitsError) and not as_json:
+        output.print_misses(error)
+    return error.exit_code
+
+
+def _report_usage(error: Exception, *, as_json: bool) -> int:
+    context = getattr(error, "ctx", None)
+    command = context.command_path if context else "autotune"
+    message = str(getattr(error, "format_message", error.__str__)())
+    if as_json:
+        output.print_json({"error": {"what": command, "value": None, "allowed": None, "message": message}})
+    output.print_error(f"{command}: {message} (see {command} --help)")
+    return InputError.exit_code

@@ -1,0 +1,249 @@
+"""`autotune probe`: one measuring job on this machine, its readings as a table or as JSON."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import closing, contextmanager
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from autotune.cli import options, output
+from autotune.errors import InputError
+
+if TYPE_CHECKING:
+    from autotune.specs import ClusterSpec, Fingerprint, ProbeOutcome, ProbeProgress, ProbeRequest
+    from autotune.tuning.ports import OnProgress
+
+app = typer.Typer(help="Run one probe on this machine.", no_args_is_help=True)
+
+Deadline = Annotated[float, typer.Option("--deadline-s", metavar="SECONDS", help="End each probe after this long.")]
+Iterations = Annotated[int, typer.Option("--iterations", min=1, help="Timed repeats of each reading.")]
+DEADLINE_S = 300.0
+SIZES = "4KiB,64KiB,1MiB,16MiB"
+UNITS = {"B": 1, "KIB": 2**10, "MIB": 2**20, "GIB": 2**30, "KB": 10**3, "MB": 10**6, "GB": 10**9}
+
+
+@app.command()
+def collective(
+    op: Annotated[
+        str | None,
+        typer.Option(
+            "--op",
+            metavar="OP",
+            help="all_reduce, all_gather, reduce_scatter, all_to_all or send_recv. [default: all of them]",
+            show_default=False,
+        ),
+    ] = None,
+    group_size: Annotated[
+        int | None, typer.Option("--group-size", metavar="N", help="Ranks a group. [default: all]", show_default=False)
+    ] = None,
+    stride: Annotated[int, typer.Option("--stride", min=1, help="Distance of a group's ranks.")] = 1,
+    sizes: Annotated[str, typer.Option("--sizes", metavar="SIZES", help="Sizes of the full buffer.")] = SIZES,
+    iterations: Iterations = 7,
+    cluster: options.Cluster = None,
+    deadline_s: Deadline = DEADLINE_S,
+    db: options.Database = None,
+    as_json: options.AsJson = False,
+) -> int:
+    """Time collectives over groups of ranks: algbw and busbw as nccl-tests define them."""
+    from autotune.cli.inputs import read_cluster
+    from autotune.specs import CollectiveOp, CollectiveRequest
+
+    _prepare(db)
+    spec = read_cluster(cluster, db)
+    sizes_bytes = read_sizes(sizes)
+    requests = [
+        CollectiveRequest.from_data(
+            {
+                "op": name,
+                "group_size": _group_size(name, group_size, spec),
+                "stride": stride,
+                "sizes_bytes": sizes_bytes,
+                "iterations": iterations,
+            },
+            "probe",
+        )
+        for name in ([op] if op else [each.value for each in CollectiveOp])
+    ]
+    return _measure(spec, requests, deadline_s=deadline_s, db=db, as_json=as_json)
+
+
+@app.command()
+def layer(
+    model: options.Model = None,
+    part: Annotated[
+        str | None,
+        typer.Option("--part", metavar="PART", help="layer, embedding or head. [default: all]", show_default=False),
+    ] = None,
+    tp: Annotated[int, typer.Option("--tp", min=1, help="Tensor parallel.")] = 1,
+    micro_batch: Annotated[int, typer.Option("--micro-batch", min=1, help="Sequences.")] = 1,
+    recompute: Annotated[str, typer.Option("--recompute", metavar="none|selective|full")] = "none",
+    sequence_parallel: Annotated[bool, typer.Option("--sequence-parallel")] = False,
+    iterations: Iterations = 7,
+    cluster: options.Cluster = None,
+    seq_len: options.SeqLen = None,
+    dtype: options.DTypeName = None,
+    deadline_s: Deadline = DEADLINE_S,
+    db: options.Database = None,
+    as_json: options.AsJson = False,
+) -> int:
+    """Time forward and backward of one layer, the embedding, and head with loss, and their memory."""
+    from autotune.cli.inputs import read_inputs
+    from autotune.specs import LayerPart, LayerRequest
+
+    _prepare(db)
+    inputs = read_inputs(model=model, cluster=cluster, seq_len=seq_len, global_batch=None, dtype=dtype, db=db)
+    common: dict[str, Any] = {
+        "model": inputs.model.to_data(),
+        "workload": inputs.workload.to_data(),
+        "tp": tp,
+        "micro_batch": micro_batch,
+        "recompute": recompute,
+        "sequence_parallel": sequence_parallel,
+        "iterations": iterations,
+    }
+    requests = [
+        LayerRequest.from_data(common | {"part": name}, "probe")
+        for name in ([part] if part else [each.value for each in LayerPart])
+    ]
+    return _measure(inputs.cluster, requests, deadline_s=deadline_s, db=db, as_json=as_json)
+
+
+@app.command()
+def step(
+    plan: Annotated[
+        str, typer.Option("--plan", metavar="PLAN", help="tp=2,pp=2,micro_batch=1,... A missing dp is the rest.")
+    ],
+    model: options.Model = None,
+    cluster: options.Cluster = None,
+    seq_len: options.SeqLen = None,
+    global_batch: options.GlobalBatch = None,
+    dtype: options.DTypeName = None,
+    max_steps: Annotated[int, typer.Option("--max-steps", min=1, help="Timed steps at most.")] = 10,
+    seed: Annotated[int, typer.Option("--seed", help="Seed of weights and data.")] = 0,
+    cold: Annotated[bool, typer.Option("--cold", help="Start the ranks afresh through torchrun.")] = False,
+    deadline_s: Deadline = DEADLINE_S,
+    db: options.Database = None,
+    as_json: options.AsJson = False,
+) -> int:
+    """Run real training steps under a plan: tokens/s/GPU, T_calc, T_comm, memory, loss."""
+    from autotune.cli.inputs import read_inputs
+    from autotune.cli.plan import require_legal
+    from autotune.search.space import Runtime
+    from autotune.specs import Plan, StepRequest
+
+    _prepare(db)
+    inputs = read_inputs(model=model, cluster=cluster, seq_len=seq_len, global_batch=global_batch, dtype=dtype, db=db)
+    chosen = Plan.parse(plan, inputs.cluster.devices)
+    require_legal(inputs, chosen, Runtime.TORCH)
+    request = StepRequest(
+        model=inputs.model,
+        workload=inputs.workload,
+        plan=chosen,
+        min_steps=min(3, max_steps),
+        max_steps=max_steps,
+        seed=seed,
+        cold=cold,
+    )
+    return _measure(inputs.cluster, [request], deadline_s=deadline_s, db=db, as_json=as_json)
+
+
+@app.command()
+def fingerprint(cluster: options.Cluster = None, db: options.Database = None, as_json: options.AsJson = False) -> None:
+    """Read the environment of the ranks: hardware, driver, library versions, clocks."""
+    from autotune.cli.database import open_to_write
+    from autotune.cli.inputs import read_cluster
+    from autotune.wiring import open_prober
+
+    _prepare(db)
+    with closing(open_prober(read_cluster(cluster, db))) as prober, _progress("fingerprint"):
+        found = prober.fingerprint()
+    if db is not None:
+        with open_to_write(db) as store:
+            store.put_fingerprint(found)
+    output.print_spec(found, as_json=as_json)
+
+
+def read_sizes(text: str) -> list[int]:
+    """Bytes from `4KiB,1MiB,1000`; plain numbers are bytes. Raises InputError."""
+    sizes = []
+    for item in filter(None, (piece.strip() for piece in text.split(","))):
+        digits = item.rstrip("BKMGibkmg")
+        unit = item[len(digits) :].upper() or "B"
+        if not digits.isdigit() or not int(digits) or unit not in UNITS:
+            raise InputError("--sizes", item, "give sizes like 4KiB,1MiB,1000 (B, KiB, MiB, GiB, KB, MB, GB)")
+        sizes.append(int(digits) * UNITS[unit])
+    return sizes
+
+
+def _group_size(op: str, asked: int | None, cluster: ClusterSpec) -> int:
+    """The ranks of a group; a send and its receive are two."""
+    size = asked or (2 if op == "send_recv" else cluster.devices)
+    if size < 2 or cluster.devices % size:
+        raise InputError("--group-size", size, f"groups of at least 2 that divide the {cluster.devices} devices")
+    return size
+
+
+def _measure(
+    cluster: ClusterSpec, requests: Sequence[ProbeRequest], *, deadline_s: float, db: str | None, as_json: bool
+) -> int:
+    """Runs the probes one after the other, prints what they found, stores it with --db. Exit status 1 on a failure."""
+    from autotune.cli.probe_tables import outcome_data, print_outcomes
+    from autotune.cli.tune_view import probe_text
+    from autotune.wiring import open_prober
+
+    with closing(open_prober(cluster)) as prober:
+        with _progress("starting ranks"):
+            environment = prober.fingerprint()
+        outcomes = []
+        for request in requests:
+            with _progress(probe_text(request)) as on_progress:
+                outcomes.append(prober.run(request, deadline_s=deadline_s, on_progress=on_progress))
+    if db is not None:
+        _store(cluster, environment, requests, outcomes, db)
+    if as_json:
+        probes = [outcome_data(*pair) for pair in zip(requests, outcomes, strict=True)]
+        output.print_json({"cluster": cluster.to_data(), "fingerprint": environment.to_data(), "probes": probes})
+    else:
+        print_outcomes(cluster, requests, outcomes)
+    return 1 if any(outcome.failure for outcome in outcomes) else 0
+
+
+def _prepare(db: str | None) -> None:
+    """With --db: makes the database now, so that one that cannot be written is told before anything is measured."""
+    from autotune.cli.database import open_to_write
+
+    if db is not None:
+        with open_to_write(db):
+            pass
+
+
+def _store(
+    cluster: ClusterSpec,
+    environment: Fingerprint,
+    requests: Sequence[ProbeRequest],
+    outcomes: Sequence[ProbeOutcome],
+    db: str,
+) -> None:
+    from autotune.cli.database import open_to_write
+
+    with open_to_write(db) as store:
+        store.put_cluster(cluster)
+        key = store.put_fingerprint(environment)
+        for request, outcome in zip(requests, outcomes, strict=True):
+            store.save_probe(tuning_id=None, cluster=cluster, fingerprint_key=key, request=request, outcome=outcome)
+
+
+@contextmanager
+def _progress(what: str) -> Iterator[OnProgress]:
+    """A line on standard error that tells what is being measured, while it is; nothing where that is no terminal."""
+    console = output.error_console()
+    with console.status(what) as status:
+
+        def show(progress: ProbeProgress) -> None:
+            count = f" {progress.done}/{progress.total}" if progress.total else ""
+            seconds = f", {output.seconds_text(progress.seconds)}" if progress.seconds is not None else ""
+            status.update(f"{what}: {progress.phase}{count}{seconds}")
+
+        yield show

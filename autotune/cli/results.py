@@ -1,0 +1,229 @@
+"""`autotune best`, `autotune show` and `autotune history`: what the database knows."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from autotune.cli import options, output
+from autotune.errors import InputError
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from autotune.specs import Plan, Trial, Tuning
+    from autotune.tuning.service import Best
+    from storage import SqlStore
+
+
+def best(
+    tuning: Annotated[
+        str | None,
+        typer.Option(
+            "--tuning",
+            metavar="TUNING",
+            help="A tuning's id. [default: the newest that measured something]",
+            show_default=False,
+        ),
+    ] = None,
+    target: Annotated[
+        str | None,
+        typer.Option("--for", metavar="TARGET", help="Give the plan as launch arguments: megatron, deepspeed, ..."),
+    ] = None,
+    db: options.Database = None,
+    as_json: options.AsJson = False,
+) -> None:
+    """The best plan of a tuning, its evidence, the runner-up and how to launch it."""
+    from autotune.cli.database import open_to_read
+    from autotune.tuning.report import tuning_data
+
+    with open_to_read(db) as store:
+        asked, found = _find_best(store, tuning)
+        trials = store.trials(asked.id)
+        evidence = _evidence(store, found)
+    launch = _launch(asked, found.standing.plan, target)
+    data = tuning_data(asked, trials)
+    answer = {
+        "tuning": asked.id,
+        "model": asked.model.name,
+        "cluster": asked.cluster.name,
+        "workload": asked.workload.to_data(),
+        "best": data["best"],
+        **evidence,
+        "runner_up": _runner_up(found),
+        "launch": launch,
+    }
+    if as_json:
+        output.print_json(answer)
+    else:
+        _print_best(answer, found.standing.plan)
+
+
+def _find_best(store: SqlStore, tuning_id: str | None) -> tuple[Tuning, Best]:
+    """The tuning that was named, or the newest with a complete trial, and its best plan."""
+    from autotune.tuning.service import best_of
+
+    for tuning in [store.tuning(tuning_id)] if tuning_id else store.tunings():
+        found = best_of(store.trials(tuning.id), tuning.cluster)
+        if found is not None:
+            return tuning, found
+    if tuning_id is None:
+        raise InputError("--tuning", None, "no tuning in the database has a complete trial yet: run autotune tune")
+    raise InputError("tuning", tuning_id, "it has no complete trial yet: see autotune show")
+
+
+def _evidence(store: SqlStore, found: Best) -> dict[str, Any]:
+    """When and where the winner was measured; its newest trial counts."""
+    newest = max(found.trials, key=lambda trial: trial.finished_at or trial.started_at)
+    moment = newest.finished_at or newest.started_at
+    fingerprint = store.fingerprint(newest.fingerprint_key) if newest.fingerprint_key else None
+    return {
+        "measured_at": moment.isoformat(),
+        "fingerprint_key": newest.fingerprint_key,
+        "fingerprint": fingerprint.to_data() if fingerprint else None,
+    }
+
+
+def _runner_up(found: Best) -> dict[str, Any] | None:
+    if not found.runners_up:
+        return None
+    second = found.runners_up[0]
+    return {
+        "plan": second.plan.to_data(),
+        "tokens_per_s_per_gpu": second.tokens_per_s_per_gpu,
+        "interval": list(second.interval),
+        "repeats": second.repeats,
+    }
+
+
+def _launch(tuning: Tuning, plan: Plan, target: str | None) -> dict[str, Any] | None:
+    if target is None:
+        return None
+    from autotune.export import launch_arguments
+
+    arguments = launch_arguments(target, tuning.model, tuning.cluster, tuning.workload, plan)
+    return {"target": target, "arguments": arguments}
+
+
+def _print_best(answer: dict[str, Any], plan: Plan) -> None:
+    table = output.table(
+        f"Best plan of tuning {answer['tuning']}: {answer['model']} on {answer['cluster']}", "<what", "<measured"
+    )
+    found, second, fingerprint = answer["best"], answer["runner_up"], answer["fingerprint"]
+    rows = [
+        ("plan", plan.key),
+        ("tokens/s/GPU", _speed(found)),
+        ("step", output.seconds_text(found["step_time_s"])),
+        ("T_calc", output.seconds_text(found["t_calc_s"])),
+        (
+            "T_comm",
+            f"{output.seconds_text(found['t_comm_s'])}, {output.seconds_text(found['t_comm_exposed_s'])} exposed",
+        ),
+        ("mu = T_comm / T_calc", output.count_text(found["mu"])),
+        ("peak memory of a rank", f"{output.bytes_text(found['peak_memory_bytes'])} ({found['memory_source']})"),
+        ("repeats", str(found["repeats"])),
+        ("measured at", answer["measured_at"]),
+    ]
+    if fingerprint:
+        where = f"{fingerprint['hostname']}, {fingerprint['device_count']} x {fingerprint['device_name']}"
+        rows.append(("on", f"{where}, torch {fingerprint['torch']} (fingerprint {answer['fingerprint_key']})"))
+    rows.append(("runner-up", f"{output.plan_text(second['plan'])}: {_speed(second)}" if second else "none"))
+    for name, value in rows:
+        table.add_row(name, value)
+    console = output.console()
+    console.print(table)
+    for line in found["why"]:
+        console.print(line, markup=False)
+    _print_launch(answer["launch"])
+
+
+def _print_launch(launch: dict[str, Any] | None) -> None:
+    from autotune.export import targets
+
+    if launch is None:
+        output.console().print("Launch arguments: add --for " + "|".join(targets()), markup=False)
+        return
+    output.print_launch(launch)
+
+
+def _speed(figures: dict[str, Any]) -> str:
+    low, high = figures["interval"]
+    return (
+        f"{output.count_text(figures['tokens_per_s_per_gpu'])} "
+        f"(95 % interval {output.count_text(low)} to {output.count_text(high)}, {figures['repeats']} trials)"
+    )
+
+
+def show(tuning: options.TuningId, db: options.Database = None, as_json: options.AsJson = False) -> None:
+    """One tuning: its request, where it stands, and every trial, measured beside estimated."""
+    from autotune.cli.database import open_to_read
+    from autotune.tuning.report import tuning_data
+
+    with open_to_read(db) as store:
+        found = store.tuning(tuning)
+        trials = store.trials(found.id)
+    if as_json:
+        output.print_json(tuning_data(found, trials) | {"request": found.to_data()})
+    else:
+        _print_tuning(found, trials)
+
+
+def _print_tuning(tuning: Tuning, trials: Sequence[Trial]) -> None:
+    from autotune.cli.tune_view import final_table
+
+    workload, console = tuning.workload, output.console()
+    table = output.table(f"Tuning {tuning.id}", "<what", "<value")
+    for name, value in (
+        ("model", tuning.model.name),
+        ("cluster", f"{tuning.cluster.name} ({tuning.cluster.devices} devices)"),
+        ("workload", f"sequence {workload.seq_len}, {workload.global_batch} sequences a step, {workload.dtype.value}"),
+        ("state", " ".join(filter(None, (tuning.state.value, tuning.stop_reason, tuning.message)))),
+        ("GPU-seconds spent", f"{tuning.gpu_s_spent:.1f}"),
+        ("created", f"{tuning.created_at:%Y-%m-%d %H:%M:%S} UTC"),
+    ):
+        table.add_row(name, value)
+    console.print(table)
+    console.print(final_table(trials))
+
+
+def history(
+    limit: Annotated[int, typer.Option("--limit", min=1, help="Tunings at most, newest first.")] = 20,
+    db: options.Database = None,
+    as_json: options.AsJson = False,
+) -> None:
+    """The newest tunings and the best plan of each."""
+    from autotune.cli.database import open_to_read
+
+    with open_to_read(db) as store:
+        rows = [_history_data(tuning, store.trials(tuning.id)) for tuning in store.tunings(limit)]
+    if as_json:
+        output.print_json({"tunings": rows})
+        return
+    table = output.table(
+        "", "<tuning", "<created (UTC)", "<model", "<cluster", "<state", "trials", "GPU-s", "<best plan", "tokens/s/GPU"
+    )
+    for row in rows:
+        table.add_row(
+            row["tuning"], row["created_at"][:16].replace("T", " "), row["model"], row["cluster"], row["state"],
+            str(row["trials"]), f"{row['gpu_s_spent']:.0f}",
+            output.plan_text(row["plan"]) if row["plan"] else "-", output.count_text(row["tokens_per_s_per_gpu"]),
+        )  # fmt: skip
+    output.console().print(table if rows else "Nothing was tuned yet: autotune tune")
+
+
+def _history_data(tuning: Tuning, trials: Sequence[Trial]) -> dict[str, Any]:
+    from autotune.tuning.service import best_of
+
+    found = best_of(trials, tuning.cluster)
+    return {
+        "tuning": tuning.id,
+        "created_at": tuning.created_at.isoformat(),
+        "model": tuning.model.name,
+        "cluster": tuning.cluster.name,
+        "state": tuning.state.value,
+        "trials": len(trials),
+        "gpu_s_spent": tuning.gpu_s_spent,
+        "plan": found.standing.plan.to_data() if found else None,
+        "tokens_per_s_per_gpu": found.standing.tokens_per_s_per_gpu if found else None,
+    }

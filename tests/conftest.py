@@ -1,0 +1,78 @@
+"""What may be skipped, and when.
+
+Markers: `gpu` needs a CUDA device, `shared` the published measurements in ../shared, `netns` root and network
+namespaces. Where the need is not met the test is skipped. With CI=true a skip for any other reason than a GPU or
+../shared is turned into a failure, so that CI never goes green on tests it did not run.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+from collections.abc import Generator
+from functools import cache
+from pathlib import Path
+
+import pytest
+
+SHARED = Path(__file__).resolve().parents[2] / "shared"
+MAY_SKIP_IN_CI = ("gpu", "shared")
+
+
+@cache
+def _has_gpu() -> bool:
+    try:
+        import torch
+    except ImportError:
+        return False
+    return torch.cuda.is_available()
+
+
+@cache
+def _has_shared() -> bool:
+    return (SHARED / "data").is_dir()
+
+
+@cache
+def _has_netns() -> bool:
+    unshare = shutil.which("unshare")
+    if unshare is None or os.geteuid() != 0 or shutil.which("ip", path=f"{os.environ['PATH']}:/usr/sbin:/sbin") is None:
+        return False
+    return subprocess.run([unshare, "--net", "true"], capture_output=True, check=False).returncode == 0
+
+
+NEEDS = {
+    "gpu": (_has_gpu, "needs a CUDA device"),
+    "shared": (_has_shared, "needs ../shared/data"),
+    "netns": (_has_netns, "needs root, iproute2 and network namespaces"),
+}
+
+
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    for marker, (is_met, reason) in NEEDS.items():
+        if item.get_closest_marker(marker) and not is_met():
+            pytest.skip(reason)
+
+
+def _in_ci() -> bool:
+    return os.environ.get("CI", "").lower() == "true"
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    report = yield
+    allowed = any(item.get_closest_marker(marker) for marker in MAY_SKIP_IN_CI)
+    if report.skipped and not hasattr(report, "wasxfail") and _in_ci() and not allowed:
+        report.outcome = "failed"
+        report.longrepr = f"{item.nodeid} was skipped, which CI does not allow: {report.longrepr}"
+    return report
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_make_collect_report() -> Generator[None, pytest.CollectReport, pytest.CollectReport]:
+    report = yield
+    if report.skipped and _in_ci():
+        report.outcome = "failed"
+        report.longrepr = f"{report.nodeid} was skipped, which CI does not allow: {report.longrepr}"
+    return report
