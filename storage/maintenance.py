@@ -1,0 +1,115 @@
+"""Care of a database: migrate it, check it, count what is in it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from sqlalchemy import Connection, Table, func, select, text
+
+from storage.columns import Base
+from storage.engine import build_engine, locate
+from storage.faults import translated
+from storage.schema import HEAD, bring_up_to_date
+from storage.store import open_store
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Migration:
+    """From which schema version (None: there was none) to which a database was brought."""
+
+    database: str
+    found: str | None
+    now: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Check:
+    """What a check found: nothing in `problems` means sound."""
+
+    database: str
+    schema: str
+    problems: tuple[str, ...]
+
+    @property
+    def sound(self) -> bool:
+        """Whether no problem was found."""
+        return not self.problems
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Stats:
+    """Rows by table, and the size of the whole database (with Optuna's tables) in bytes."""
+
+    database: str
+    schema: str
+    rows: dict[str, int]
+    size_bytes: int
+
+
+def migrate(url: str) -> Migration:
+    """Creates or migrates the tables. Raises what open_store raises."""
+    location = locate(url)
+    with translated(location):
+        engine = build_engine(location, read_only=False)
+        try:
+            found = bring_up_to_date(engine, location)
+        finally:
+            engine.dispose()
+    return Migration(database=location.name, found=found, now=HEAD)
+
+
+def check(url: str) -> Check:
+    """Reads the whole database and looks for damage and orphans; writes nothing. Raises what open_store raises."""
+    location = locate(url)
+    with open_store(url, read_only=True) as store, store.reading() as session:
+        problems = tuple(_problems(session.connection()))
+    return Check(database=location.name, schema=HEAD, problems=problems)
+
+
+def stats(url: str) -> Stats:
+    """Counts the rows of our tables. Raises what open_store raises."""
+    location = locate(url)
+    with open_store(url, read_only=True) as store, store.reading() as session:
+        tables = Base.metadata.sorted_tables
+        rows = {table.name: session.scalar(select(func.count()).select_from(table)) or 0 for table in tables}
+        size = _size_bytes(session.connection())
+    return Stats(database=location.name, schema=HEAD, rows=rows, size_bytes=size)
+
+
+def _problems(connection: Connection) -> Iterator[str]:
+    if connection.dialect.name == "sqlite":
+        for (line,) in connection.execute(text("PRAGMA integrity_check")):
+            if line != "ok":
+                yield line
+    for table in Base.metadata.sorted_tables:
+        yield from _orphans(connection, table)
+    yield from _lost_results(connection)
+
+
+def _orphans(connection: Connection, table: Table) -> Iterator[str]:
+    """Rows that refer to nothing: possible where foreign keys were off (another program, damage)."""
+    for key in table.foreign_keys:
+        parent = key.column.table.alias("parent")
+        found = select(parent).where(parent.c[key.column.name] == key.parent).exists()
+        count = connection.scalar(select(func.count()).select_from(table).where(key.parent.is_not(None), ~found))
+        if count:
+            yield f"{table.name}: {count} rows whose {key.parent.name} is not in {key.column.table.name}"
+
+
+def _lost_results(connection: Connection) -> Iterator[str]:
+    """Ended trials without the measurement that they ended with."""
+    trials, steps = Base.metadata.tables["tuning_trials"], Base.metadata.tables["step_measurements"]
+    measured = select(steps).where(steps.c.trial_id == trials.c.id).exists()
+    ended_well = trials.c.state.in_(("complete", "pruned"))
+    count = connection.scalar(select(func.count()).select_from(trials).where(ended_well, ~measured))
+    if count:
+        yield f"tuning_trials: {count} complete or pruned trials without a measurement"
+
+
+def _size_bytes(connection: Connection) -> int:
+    if connection.dialect.name == "sqlite":
+        query = "SELECT page_count * page_size FROM pragma_page_count(), pragma_page_size()"
+    else:
+        query = "SELECT pg_database_size(current_database())"
+    return int(connection.execute(text(query)).scalar_one())

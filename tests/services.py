@@ -1,0 +1,106 @@
+"""Real services for tests: a private PostgreSQL server, started for the session and ended by its process id."""
+
+from __future__ import annotations
+
+import os
+import pwd
+import shutil
+import socket
+import subprocess
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from uuid import uuid4
+
+import psycopg
+
+USER, PASSWORD = "autotune", "between-us"
+SETTINGS = "-c fsync=off -c max_connections=60 -c shared_buffers=16MB"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PostgresServer:
+    """A running server on this machine."""
+
+    port: int
+
+    def url(self, database: str = "postgres", *, password: str = PASSWORD) -> str:
+        """The URL of one of its databases."""
+        return f"postgresql://{USER}:{password}@127.0.0.1:{self.port}/{database}"
+
+    def execute(self, statement: str, database: str = "postgres") -> None:
+        """Runs one statement outside any transaction."""
+        with psycopg.connect(self.url(database), autocommit=True) as connection:
+            connection.execute(statement)  # type: ignore[arg-type]
+
+    def create_database(self) -> str:
+        """A new empty database; returns its name."""
+        name = f"test_{uuid4().hex}"
+        self.execute(f"CREATE DATABASE {name}")
+        return name
+
+
+def postgres_binaries() -> Path | None:
+    """The directory of initdb and pg_ctl: on PATH, or Debian's newest; None if PostgreSQL is not installed."""
+    found = shutil.which("initdb")
+    if found is not None:
+        return Path(found).resolve().parent
+    installed = sorted(Path("/usr/lib/postgresql").glob("*/bin/initdb"), key=lambda path: int(path.parts[-3]))
+    return installed[-1].parent if installed else None
+
+
+@contextmanager
+def postgres_server(binaries: Path) -> Iterator[PostgresServer]:
+    """Starts a server on a free port with a data directory of its own; ends it and removes its data."""
+    # Not below pytest's directories: those are closed to the user that the server must run as under root.
+    directory = Path(tempfile.mkdtemp(prefix="autotune-postgres-"))
+    data = directory / "data"
+    try:
+        secret = directory / "password"
+        secret.write_text(PASSWORD)
+        for path in (directory, secret):
+            _give_away(path)
+        options = ["-U", USER, "-A", "scram-sha-256", f"--pwfile={secret}", "-E", "UTF8", "--locale=C", "-N"]
+        _run([binaries / "initdb", "-D", data, *options])
+        port = _free_port()
+        settings = f"{SETTINGS} -c port={port} -c listen_addresses=127.0.0.1 -c unix_socket_directories={directory}"
+        # Waits until the server answers; its output goes to a file, as the server keeps it open.
+        _run([binaries / "pg_ctl", "start", "-w", "-D", data, "-o", settings, "-l", directory / "log"])
+        try:
+            yield PostgresServer(port=port)
+        finally:
+            _run([binaries / "pg_ctl", "stop", "-w", "-m", "immediate", "-D", data])
+    finally:
+        shutil.rmtree(directory)
+
+
+def _run(command: list[str | Path]) -> None:
+    identity = _server_identity()
+    as_user = {} if identity is None else {"user": identity.pw_uid, "group": identity.pw_gid, "extra_groups": []}
+    done = subprocess.run(
+        command, stdin=subprocess.DEVNULL, capture_output=True, text=True, cwd="/", timeout=120, check=False, **as_user
+    )  # type: ignore[call-overload]
+    if done.returncode:
+        raise RuntimeError(f"{command[0]} failed: {done.stdout}{done.stderr}")
+
+
+def _server_identity() -> pwd.struct_passwd | None:
+    """PostgreSQL refuses to run as root; anybody else runs it as himself."""
+    if os.geteuid() != 0:
+        return None
+    names = {entry.pw_name for entry in pwd.getpwall()}
+    return pwd.getpwnam("postgres" if "postgres" in names else "nobody")
+
+
+def _give_away(path: Path) -> None:
+    identity = _server_identity()
+    if identity is not None:
+        os.chown(path, identity.pw_uid, identity.pw_gid)
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
