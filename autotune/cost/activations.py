@@ -13,8 +13,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from autotune.cost.table import FULL, SELECTIVE, FloatColumn
 from autotune.cost.rows import Rows
+from autotune.cost.table import FULL, SELECTIVE, FloatColumn
 from autotune.cost.work import stored_bytes
 from autotune.specs import ModelSpec, Workload
 

@@ -34,7 +34,7 @@ class Layouts:
         code = np.zeros(len(table), dtype=np.int64)
         for name in FIELDS:
             values, inverse = distinct(getattr(table, name))
-            code, inverse = code * len(values) + inverse, inverse
+            code = code * len(values) + inverse
             if code.size and int(code.max()) >= LUT_LIMIT:
                 _, code = distinct(code)
         _, index, first = _first_rows(code)

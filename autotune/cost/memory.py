@@ -11,7 +11,7 @@ from autotune.cost.layouts import Layouts
 from autotune.cost.parameters import embedding_parameters, head_parameters, layer_parameters
 from autotune.cost.pipeline import StageSlots, in_flight
 from autotune.cost.rows import Rows
-from autotune.cost.table import FULL, CodeColumn, FloatColumn
+from autotune.cost.table import FULL, FloatColumn
 from autotune.cost.work import stored_bytes
 from autotune.specs import BytesByPart, DType, ModelSpec, Optimizer, Workload
 

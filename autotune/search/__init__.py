@@ -1,0 +1,1 @@
+"""The plan space, its ranking by estimate, and the search over it."""

@@ -1,0 +1,237 @@
+"""The rules that a legal plan keeps: one list, applied to single plans and to whole tables alike."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from enum import StrEnum
+from functools import cached_property
+
+import numpy as np
+import numpy.typing as npt
+
+from autotune.cost.parameters import layer_counts
+from autotune.cost.table import GPIPE, INTERLEAVED, ONE_F_ONE_B, SCHEDULES, BoolColumn, PlanTable
+from autotune.specs import ClusterSpec, DType, ModelSpec, Workload
+
+Integers = npt.NDArray[np.int64]
+
+
+class Runtime(StrEnum):
+    """What runs the plan: any framework of Megatron-LM's kind, or our own step probe on torch's parts."""
+
+    ANY = "any"
+    TORCH = "torch"
+
+
+@dataclass(frozen=True, eq=False)
+class Case:
+    """A table of plans together with what they are judged by; columns are int64 so that products do not overflow."""
+
+    model: ModelSpec
+    cluster: ClusterSpec
+    workload: Workload
+    runtime: Runtime
+    table: PlanTable
+
+    @cached_property
+    def ranks(self) -> npt.NDArray[np.float64]:
+        """tp * pp * dp * cp; floats, because four large degrees overflow integers."""
+        table = self.table
+        return table.tp.astype(np.float64) * table.pp * table.dp * table.cp
+
+    @cached_property
+    def chunks(self) -> Integers:
+        """pp * vpp."""
+        return self.table.pp.astype(np.int64) * self.table.vpp
+
+    @cached_property
+    def sequences(self) -> Integers:
+        """Sequences of one micro-batch on all replicas: dp * micro_batch."""
+        return self.table.dp.astype(np.int64) * self.table.micro_batch
+
+    @cached_property
+    def micro_batches(self) -> Integers:
+        """m, rounded down where the batch does not divide (another rule refuses that)."""
+        return self.workload.global_batch // self.sequences
+
+    @cached_property
+    def shards(self) -> Integers:
+        """dp * cp."""
+        return self.table.dp.astype(np.int64) * self.table.cp
+
+
+@dataclass(frozen=True, slots=True)
+class Rule:
+    """`broken` marks the rows that break it; `reason` says why for one such row, with the numbers."""
+
+    broken: Callable[[Case], BoolColumn]
+    reason: Callable[[Case, int], str]
+
+
+def _nowhere(case: Case) -> BoolColumn:
+    return np.zeros(len(case.table), dtype=np.bool_)
+
+
+def _everywhere(case: Case, condition: bool) -> BoolColumn:
+    return np.full(len(case.table), condition)
+
+
+def _not_divisible(name: str, width: Callable[[Case], int]) -> Rule:
+    """A width of the model that tp must divide; 0 where the model has no such width."""
+    return Rule(
+        lambda case: width(case) % case.table.tp != 0 if width(case) else _nowhere(case),
+        lambda case, i: f"{name} {width(case)} is not divisible by tp {case.table.tp[i]}",
+    )
+
+
+def _torch_only(broken: Callable[[Case], BoolColumn], reason: Callable[[Case, int], str]) -> Rule:
+    """A limit of the step probe."""
+    return Rule(lambda case: broken(case) if case.runtime is Runtime.TORCH else _nowhere(case), reason)
+
+
+def _ffn(case: Case) -> int:
+    return case.model.ffn if layer_counts(case.model)[0] else 0
+
+
+def _padded_vocab(case: Case) -> int:
+    """Frameworks pad the vocabulary to a multiple of tp; the step probe trains the model as it is."""
+    return case.model.vocab if case.runtime is Runtime.TORCH else 0
+
+
+def _kv_heads(case: Case) -> int:
+    """Latent attention has no key heads of its own."""
+    return 0 if case.model.latent_attention else case.model.kv_heads
+
+
+def _ranks_reason(case: Case, i: int) -> str:
+    table = case.table
+    product = f"tp {table.tp[i]} * pp {table.pp[i]} * dp {table.dp[i]} * cp {table.cp[i]} = {case.ranks[i]:.0f}"
+    return f"{product} ranks, but the cluster has {case.cluster.devices} devices"
+
+
+MODEL_RULES = (
+    _torch_only(
+        lambda case: _everywhere(case, case.model.experts > 0),
+        lambda case, i: f"the step probe trains dense models only, not {case.model.experts} experts",
+    ),
+    _torch_only(
+        lambda case: _everywhere(case, case.model.latent_attention is not None),
+        lambda case, i: "the step probe trains plain attention only, not latent attention",
+    ),
+    _torch_only(
+        lambda case: _everywhere(case, DType.FP8 in {case.workload.dtype, case.workload.grad_dtype}),
+        lambda case, i: "the step probe trains in fp32, bf16 and fp16, not fp8",
+    ),
+    Rule(
+        lambda case: _everywhere(case, 0 < case.model.max_positions < case.workload.seq_len),
+        lambda case, i: f"seq_len {case.workload.seq_len} is longer than max_positions {case.model.max_positions}",
+    ),
+)
+
+DEGREE_RULES = (
+    Rule(lambda case: case.ranks != case.cluster.devices, _ranks_reason),
+    _not_divisible("heads", lambda case: case.model.heads),
+    _not_divisible("kv_heads", _kv_heads),
+    _not_divisible("ffn", _ffn),
+    _not_divisible("expert_ffn", lambda case: case.model.expert_ffn),
+    _not_divisible("vocab", _padded_vocab),
+    Rule(
+        lambda case: case.chunks > case.model.layers,
+        lambda case, i: f"layers {case.model.layers} are fewer than pp {case.table.pp[i]} * vpp {case.table.vpp[i]}",
+    ),
+    _torch_only(
+        lambda case: case.table.cp > 1,
+        lambda case, i: f"the step probe runs no context parallelism: cp {case.table.cp[i]}",
+    ),
+    Rule(
+        lambda case: (case.table.cp > 1) & (case.workload.seq_len % (2 * case.table.cp.astype(np.int64)) != 0),
+        lambda case, i: f"seq_len {case.workload.seq_len} is not divisible by 2 * cp {case.table.cp[i]}",
+    ),
+    _torch_only(
+        lambda case: case.table.ep > 1,
+        lambda case, i: f"the step probe runs no expert parallelism: ep {case.table.ep[i]}",
+    ),
+    Rule(
+        lambda case: case.model.experts % case.table.ep != 0 if case.model.experts else case.table.ep > 1,
+        lambda case, i: (
+            f"experts {case.model.experts} is not divisible by ep {case.table.ep[i]}"
+            if case.model.experts
+            else f"ep {case.table.ep[i]} needs a mixture of experts"
+        ),
+    ),
+    Rule(
+        lambda case: case.shards % case.table.ep != 0,
+        lambda case, i: f"dp {case.table.dp[i]} * cp {case.table.cp[i]} is not divisible by ep {case.table.ep[i]}",
+    ),
+    Rule(
+        lambda case: case.workload.global_batch % case.sequences != 0,
+        lambda case, i: (
+            f"global_batch {case.workload.global_batch} is not divisible by "
+            f"dp {case.table.dp[i]} * micro_batch {case.table.micro_batch[i]}"
+        ),
+    ),
+)
+
+CHOICE_RULES = (
+    Rule(
+        lambda case: case.table.sequence_parallel & (case.table.tp == 1),
+        lambda case, i: "sequence_parallel needs tp > 1",
+    ),
+    Rule(
+        lambda case: (
+            case.table.sequence_parallel
+            & (case.workload.seq_len % (case.table.tp.astype(np.int64) * case.table.cp) != 0)
+        ),
+        lambda case, i: (
+            f"seq_len {case.workload.seq_len} is not divisible by tp {case.table.tp[i]} * cp {case.table.cp[i]}, "
+            "which sequence_parallel needs"
+        ),
+    ),
+    Rule(
+        lambda case: (case.table.zero_stage > 0) & (case.shards == 1),
+        lambda case, i: f"zero_stage {case.table.zero_stage[i]} shards over dp * cp ranks, and there is one",
+    ),
+    _torch_only(
+        lambda case: (case.table.zero_stage == 2) & (case.table.pp > 1),
+        lambda case, i: f"zero_stage 2 with pp {case.table.pp[i]}: the step probe keeps gradients whole in a pipeline",
+    ),
+    Rule(
+        lambda case: (case.table.pp == 1) & (case.table.schedule != ONE_F_ONE_B),
+        lambda case, i: f"pp 1 has no pipeline: the schedule must be 1f1b, not {SCHEDULES[case.table.schedule[i]]}",
+    ),
+    Rule(
+        lambda case: (case.table.schedule == INTERLEAVED) != (case.table.vpp > 1),
+        lambda case, i: (
+            f"vpp {case.table.vpp[i]} with schedule {SCHEDULES[case.table.schedule[i]]}: "
+            "interleaved needs vpp > 1, and only interleaved has it"
+        ),
+    ),
+    Rule(
+        lambda case: (case.table.schedule == INTERLEAVED) & (case.micro_batches % case.table.pp != 0),
+        lambda case, i: (
+            f"micro-batches {case.micro_batches[i]} is not divisible by pp {case.table.pp[i]}, which interleaved needs"
+        ),
+    ),
+    Rule(
+        lambda case: (
+            (case.table.schedule == INTERLEAVED) & (case.model.layers % case.chunks != 0)
+            if case.runtime is Runtime.ANY
+            else _nowhere(case)
+        ),
+        lambda case, i: (
+            f"layers {case.model.layers} is not divisible by pp {case.table.pp[i]} * vpp {case.table.vpp[i]}, "
+            "which interleaved needs"
+        ),
+    ),
+    _torch_only(
+        lambda case: (case.table.pp > 1) & (case.table.schedule != GPIPE) & (case.micro_batches < case.table.pp),
+        lambda case, i: (
+            f"micro-batches {case.micro_batches[i]} are fewer than pp {case.table.pp[i]}: "
+            f"torch's {SCHEDULES[case.table.schedule[i]]} needs at least as many"
+        ),
+    ),
+)
+
+RULES = (*MODEL_RULES, *DEGREE_RULES, *CHOICE_RULES)
+"""All rules, the most telling first: a plan's reason is the first one that it breaks."""

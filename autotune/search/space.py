@@ -1,0 +1,135 @@
+"""The plan space: which plans are legal, the reason each other one is not, and the enumeration of all legal ones."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from functools import reduce
+
+import numpy as np
+import numpy.typing as npt
+
+from autotune.cost.table import COLUMNS, GPIPE, INTERLEAVED, RECOMPUTES, SCHEDULES, BoolColumn, PlanTable
+from autotune.search.rules import RULES, Case, Runtime
+from autotune.specs import ClusterSpec, ModelSpec, Plan, Schedule, Space, Workload
+
+__all__ = ["Runtime", "illegal_mask", "illegal_reason", "illegal_reasons", "legal_plans"]
+
+Options = Sequence[Mapping[str, int | bool]]
+
+
+def illegal_mask(
+    model: ModelSpec, cluster: ClusterSpec, workload: Workload, table: PlanTable, runtime: Runtime = Runtime.ANY
+) -> BoolColumn:
+    """True where a plan breaks a rule."""
+    case = Case(model, cluster, workload, runtime, table)
+    return reduce(np.logical_or, (rule.broken(case) for rule in RULES))
+
+
+def illegal_reasons(
+    model: ModelSpec, cluster: ClusterSpec, workload: Workload, table: PlanTable, runtime: Runtime = Runtime.ANY
+) -> npt.NDArray[np.object_]:
+    """For each plan why it cannot be run (a sentence with the numbers), or None where it can."""
+    case = Case(model, cluster, workload, runtime, table)
+    reasons = np.full(len(table), None, dtype=object)
+    legal = np.ones(len(table), dtype=np.bool_)
+    for rule in RULES:
+        for i in np.flatnonzero(legal & rule.broken(case)):
+            reasons[i] = rule.reason(case, int(i))
+            legal[i] = False
+    return reasons
+
+
+def illegal_reason(
+    model: ModelSpec, cluster: ClusterSpec, workload: Workload, plan: Plan, runtime: Runtime = Runtime.ANY
+) -> str | None:
+    """Why this plan cannot be run, or None if it can."""
+    reason: str | None = illegal_reasons(model, cluster, workload, PlanTable.of([plan]), runtime)[0]
+    return reason
+
+
+def legal_plans(
+    model: ModelSpec,
+    cluster: ClusterSpec,
+    workload: Workload,
+    space: Space = Space(),
+    runtime: Runtime = Runtime.ANY,
+) -> PlanTable:
+    """All legal plans that fill the cluster, each once.
+
+    Every divisor counts, powers of two or not. A tp wider than a node is legal: the two-level network shows what
+    it costs. Choices are added one group at a time and refused as soon as a rule is broken; a plan whose plain
+    form (micro-batch 1, no sharding, GPipe) is illegal has no legal form, so nothing is lost.
+    """
+
+    def keep(table: PlanTable) -> PlanTable:
+        return table.take(~illegal_mask(model, cluster, workload, table, runtime))
+
+    table = keep(_layouts(cluster.devices, model.layers, space))
+    batches = divisors(workload.global_batch)
+    table = keep(_expanded(table, _field("micro_batch", batches, space.micro_batch)))
+    table = keep(_expanded(table, _field("ep", divisors(model.experts) if model.experts else [1], space.ep)))
+    table = keep(_expanded(table, _pipelines(model, space, runtime)))
+    table = keep(_expanded(table, _field("sequence_parallel", [False, True], space.sequence_parallel)))
+    table = keep(_expanded(table, _field("zero_stage", [0, 1, 2, 3], space.zero_stage)))
+    codes = [RECOMPUTES.index(value) for value in RECOMPUTES if space.recompute is None or value in space.recompute]
+    table = _expanded(table, [{"recompute": code} for code in codes])
+    return table.take(~_repeated(table, workload)) if runtime is Runtime.ANY else table
+
+
+def divisors(number: int) -> list[int]:
+    """All divisors, ascending."""
+    small = [i for i in range(1, int(number**0.5) + 1) if number % i == 0]
+    return small + [number // i for i in reversed(small) if i * i != number]
+
+
+def _layouts(devices: int, layers: int, space: Space) -> PlanTable:
+    """Every (tp, pp, cp, dp) whose product is the devices, in plain form."""
+    found = [
+        (tp, pp, devices // (tp * pp * cp), cp)
+        for tp in divisors(devices)
+        if _allowed(tp, space.tp)
+        for pp in divisors(devices // tp)
+        if _allowed(pp, space.pp) and pp <= layers
+        for cp in divisors(devices // (tp * pp))
+        if _allowed(cp, space.cp)
+    ]
+    tp, pp, dp, cp = np.array(found, dtype=np.int32).reshape(-1, 4).T
+    one, off = np.ones(len(found), dtype=np.int32), np.zeros(len(found), dtype=np.int8)
+    schedule = np.where(pp > 1, GPIPE, SCHEDULES.index(Schedule.ONE_F_ONE_B)).astype(np.int8)
+    return PlanTable(tp, pp, dp, cp, one, one, one, off, off, off.astype(np.bool_), schedule)
+
+
+def _pipelines(model: ModelSpec, space: Space, runtime: Runtime) -> Options:
+    """The schedules with the numbers of chunks that they can have."""
+    chunks = divisors(model.layers) if runtime is Runtime.ANY else range(1, model.layers + 1)
+    return [
+        {"schedule": code, "vpp": vpp}
+        for code, schedule in enumerate(SCHEDULES)
+        if space.schedule is None or schedule in space.schedule
+        for vpp in (chunks if code == INTERLEAVED else [1])
+        if _allowed(vpp, space.vpp)
+    ]
+
+
+def _field(name: str, values: Sequence[int], allowed: Sequence[int] | None) -> Options:
+    return [{name: value} for value in values if _allowed(value, allowed)]
+
+
+def _allowed(value: int, allowed: Sequence[int] | None) -> bool:
+    return allowed is None or value in allowed
+
+
+def _expanded(table: PlanTable, options: Options) -> PlanTable:
+    """Each row with each option."""
+    rows, count = len(table), len(options)
+    columns = {name: np.repeat(getattr(table, name), count) for name in COLUMNS}
+    for name in options[0] if options else ():
+        dtype = columns[name].dtype
+        columns[name] = np.tile(np.array([option[name] for option in options], dtype=dtype), rows)
+    return PlanTable(**columns)
+
+
+def _repeated(table: PlanTable, workload: Workload) -> BoolColumn:
+    """GPipe with one micro-batch: the same order of work as 1F1B, which is listed."""
+    one = table.dp.astype(np.int64) * table.micro_batch == workload.global_batch
+    return one & (table.schedule == GPIPE)
