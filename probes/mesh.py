@@ -13,7 +13,6 @@ from dataclasses import dataclass, field
 
 import torch
 import torch.distributed as dist
-from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor.debug import _clear_sharding_prop_cache
 
 Ranks = tuple[int, ...]
@@ -89,22 +88,6 @@ def trial_groups(world_size: int) -> Iterator[Groups]:
     finally:
         groups.close()
         _clear_sharding_prop_cache()
-
-
-def device_mesh(
-    device: torch.device, rank: int, dp: int, tp: int, dp_group: dist.ProcessGroup | None, tp_group: dist.ProcessGroup | None
-) -> DeviceMesh | None:
-    """The (dp, tp) mesh of this rank's pipeline stage, with only the axes that have a group; None without any."""
-    first = rank - rank % (dp * tp)
-    ranks = torch.arange(first, first + dp * tp, dtype=torch.int).view(dp, tp)
-    axes = {"dp": dp_group, "tp": tp_group}
-    present = {name: group for name, group in axes.items() if group is not None}
-    if len(present) == 2:
-        return DeviceMesh.from_group(list(present.values()), device.type, mesh=ranks, mesh_dim_names=("dp", "tp"))
-    if not present:
-        return None
-    name, group = next(iter(present.items()))
-    return DeviceMesh.from_group(group, device.type, mesh_dim_names=(name,))
 
 
 def release_memory(device: torch.device) -> None:

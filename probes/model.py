@@ -6,7 +6,7 @@ Modules are named so that a parameter has the same global name on whatever stage
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 
 import torch
@@ -50,10 +50,25 @@ class Positions(nn.Module):
     def __init__(self, count: int, hidden: int) -> None:
         super().__init__()
         self.weight = nn.Parameter(torch.empty(count, hidden))
+        self.part, self.parts = 0, 1  # which part of the sequence is here, of how many
 
     def forward(self, hidden: Tensor) -> Tensor:
-        """Adds the first s rows to (batch, s, hidden)."""
-        return hidden + self.weight[: hidden.size(1)]
+        """Adds this part's rows to (batch, sequence / parts, hidden)."""
+        length = hidden.size(1)
+        return hidden + self.weight[self.part * length : (self.part + 1) * length]
+
+
+class Projection(nn.Linear):
+    """The matrix that ends attention or MLP. Where it is split, `join` sums the products before the bias."""
+
+    join: Callable[[Tensor], Tensor] | None = None
+
+    def forward(self, input: Tensor) -> Tensor:
+        """(..., in) to (..., out)."""
+        if self.join is None:
+            return super().forward(input)
+        joined = self.join(functional.linear(input, self.weight))
+        return joined if self.bias is None else joined + self.bias
 
 
 class Attention(nn.Module):
@@ -66,7 +81,7 @@ class Attention(nn.Module):
         self.query = nn.Linear(spec.hidden, spec.heads * spec.head_dim, bias=bias)
         self.key = nn.Linear(spec.hidden, spec.kv_heads * spec.head_dim, bias=bias)
         self.value = nn.Linear(spec.hidden, spec.kv_heads * spec.head_dim, bias=bias)
-        self.output = nn.Linear(spec.heads * spec.head_dim, spec.hidden, bias=spec.linear_bias)
+        self.output = Projection(spec.heads * spec.head_dim, spec.hidden, bias=spec.linear_bias)
         self.query_norm = make_norm(spec, spec.head_dim) if spec.qk_norm else None
         self.key_norm = make_norm(spec, spec.head_dim) if spec.qk_norm else None
 
@@ -101,7 +116,7 @@ class Mlp(nn.Module):
         super().__init__()
         self.gate = nn.Linear(spec.hidden, spec.ffn, bias=spec.linear_bias) if spec.gated else None
         self.up = nn.Linear(spec.hidden, spec.ffn, bias=spec.linear_bias)
-        self.down = nn.Linear(spec.ffn, spec.hidden, bias=spec.linear_bias)
+        self.down = Projection(spec.ffn, spec.hidden, bias=spec.linear_bias)
 
     def forward(self, hidden: Tensor) -> Tensor:
         """(batch, sequence, hidden) to the same."""
@@ -147,6 +162,8 @@ class Stage(nn.Module):
         rotary = Rotary(seq_len, spec.head_dim) if spec.position is Position.ROPE else None
         learned = first and spec.position is Position.LEARNED
         self.tied = spec.tied
+        self.split_dims: dict[str, int] = {}  # by parameter name, filled by tensor parallelism
+        self.partial_names: set[str] = set()
         self.embedding = nn.Embedding(spec.vocab, spec.hidden) if first else None
         self.positions = Positions(spec.max_positions, spec.hidden) if learned else None
         self.layers = nn.ModuleDict({str(index): Layer(spec, rotary, recompute) for index in layers})

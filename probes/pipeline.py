@@ -65,7 +65,7 @@ def _edges(request: StepRequest, chunk: Stage) -> dict[str, torch.Tensor]:
     local_length = length // plan.tp if plan.sequence_parallel else length
     hidden = torch.empty(rows, local_length, model.hidden, dtype=dtype, device="meta", requires_grad=True)
     tokens = torch.empty(rows, length, dtype=torch.int64, device="meta")
-    logits = torch.empty(rows, length, model.vocab, dtype=dtype, device="meta", requires_grad=True)
+    logits = torch.empty(rows, length, model.vocab // plan.tp, dtype=dtype, device="meta", requires_grad=True)
     return {
         "input_args": tokens if chunk.embedding is not None else hidden,
         "output_args": logits if chunk.head is not None else hidden,

@@ -9,22 +9,21 @@ backward but keeps gradients whole.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
+from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import FSDPModule
-from torch.distributed.tensor import DTensor
-from torch.distributed.tensor.parallel import loss_parallel
-from torch.nn import functional
 
-from autotune.specs import DType, ModelSpec, Optimizer, StepRequest
-from probes.mesh import Coordinates, Groups, device_mesh
+from autotune.specs import DType, Optimizer, StepRequest
+from probes.mesh import Coordinates, Groups
 from probes.model import Stage
-from probes.parallelize import fill_weights, local_of, share_data, split_tensors
+from probes.parallelize import fill_weights, local_of, share_data
 from probes.pipeline import layers_of_stage, make_schedule, stages_of_rank
+from probes.tensor_parallel import Split, cross_entropy, split_stage
 
 
 class Training:
@@ -43,15 +42,18 @@ class Training:
         self.place = Coordinates.of_rank(rank, plan.tp, plan.dp)
         self.micro_batches = request.workload.global_batch // (plan.dp * plan.micro_batch)
         mixed = request.workload.dtype is not DType.FP32
-        tp_group = groups.axis(plan.tp, 1)
+        self.tp = groups.axis(plan.tp, 1)
         # Mixed precision is FSDP's also on one replica; fp32 on one replica needs no copy apart from the masters.
-        dp_group = groups.axis(plan.dp, plan.tp, single=mixed)
+        dp = groups.axis(plan.dp, plan.tp, single=mixed)
         pp_group = groups.axis(plan.pp, plan.tp * plan.dp)
         self.ends = _ends_group(groups, request, pp_group)
-        self.mesh = device_mesh(device, rank, plan.dp, plan.tp, dp_group, tp_group)
+        self.mesh = None if dp is None else DeviceMesh.from_group(dp, device.type, mesh_dim_names=("dp",))
         self.indices = stages_of_rank(self.place.pp, plan.pp, plan.vpp)
         self.chunks = [self._chunk(index) for index in self.indices]
         self.parameters = [parameter for chunk in self.chunks for parameter in chunk.parameters()]
+        self.partial = [chunk.get_parameter(name) for chunk in self.chunks for name in sorted(chunk.partial_names)]
+        ends = [module for chunk in self.chunks for module in (chunk.embedding, chunk.head) if module is not None]
+        self.shared = [module.weight for module in ends]
         self.masters = [local_of(parameter).detach() for parameter in self.parameters]
         self.optimizer = make_optimizer(request, self.masters)
         self.schedule: Any = None
@@ -70,11 +72,11 @@ class Training:
                 recompute=plan.recompute,
                 seq_len=self.request.workload.seq_len,
             )
-        if self.mesh is not None and "tp" in (self.mesh.mesh_dim_names or ()):
-            split_tensors(chunk, self.mesh["tp"], sequence_parallel=plan.sequence_parallel)
-        if self.mesh is not None and "dp" in (self.mesh.mesh_dim_names or ()):
-            share_data(chunk, self.mesh["dp"], self.request.workload, plan.zero_stage)
-        fill_weights(chunk, self.device, self.request.seed)
+        if self.tp is not None:
+            split_stage(chunk, Split(self.tp, plan.sequence_parallel))
+        if self.mesh is not None:
+            share_data(chunk, self.mesh, self.request.workload, plan.zero_stage)
+        fill_weights(chunk, self.device, self.request.seed, self.tp)
         return chunk
 
     def batch(self, step: int) -> tuple[Tensor, Tensor]:
@@ -87,15 +89,12 @@ class Training:
         return mine[:, :-1].contiguous(), mine[:, 1:].contiguous()
 
     def loss(self, logits: Tensor, targets: Tensor) -> Tensor:
-        """Cross entropy in fp32, scaled so that a step's micro-batches sum up to the mean over the replica's tokens."""
-        flat = logits.flatten(0, 1).float()
-        loss = functional.cross_entropy(flat, targets.flatten()) / self.micro_batches
-        return local_of(loss)
+        """Cross entropy, scaled so that a step's micro-batches sum up to the mean over the replica's tokens."""
+        return cross_entropy(logits, targets, self.tp) / self.micro_batches
 
     def step(self, tokens: Tensor, targets: Tensor) -> Tensor:
         """One optimizer step. Returns the replica's loss, 0 on stages that have none; nothing is waited for."""
-        with loss_parallel():
-            loss = self._through_pipeline(tokens, targets) if self.schedule else self._in_turn(tokens, targets)
+        loss = self._through_pipeline(tokens, targets) if self.schedule else self._in_turn(tokens, targets)
         self._complete_gradients()
         for master, parameter in zip(self.masters, self.parameters, strict=True):
             master.grad = None if parameter.grad is None else local_of(parameter.grad)
@@ -130,18 +129,22 @@ class Training:
         return torch.stack([loss.detach() for loss in losses]).sum()
 
     def _complete_gradients(self) -> None:
-        """Adds up what no part above did: partial sums over tp without FSDP, and the two halves of a tied matrix."""
-        for parameter in self.parameters:
-            gradient = parameter.grad
-            if isinstance(parameter, DTensor) and isinstance(gradient, DTensor):
-                parameter.grad = gradient.redistribute(placements=parameter.placements)
-        if self.ends is None:
-            return
-        for chunk in self.chunks:
-            shared = [module for module in (chunk.embedding, chunk.head) if module is not None]
-            for module in shared:
-                if module.weight.grad is not None:
-                    dist.all_reduce(local_of(module.weight.grad), group=self.ends)
+        """Adds up what nothing above did: partial sums over tp, and the two halves of a tied matrix."""
+        if self.tp is not None:
+            sum_together([p.grad for p in self.partial if p.grad is not None], self.tp)
+        if self.ends is not None:
+            sum_together([p.grad for p in self.shared if p.grad is not None], self.ends)
+
+
+def sum_together(gradients: Sequence[Tensor], group: dist.ProcessGroup) -> None:
+    """One all-reduce over the local parts of several gradients, in place."""
+    parts = [local_of(gradient) for gradient in gradients]
+    if not parts:
+        return
+    flat = torch.cat([part.reshape(-1) for part in parts])
+    dist.all_reduce(flat, group=group)
+    for part, total in zip(parts, flat.split([part.numel() for part in parts]), strict=True):
+        part.copy_(total.view_as(part))
 
 
 def _ends_group(
