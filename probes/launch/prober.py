@@ -15,7 +15,7 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from autotune.errors import ProberError
+from autotune.errors import InputError, ProberError
 from autotune.specs import (
     ClusterSpec,
     CollectiveReading,
@@ -38,6 +38,7 @@ from probes.launch.failures import RankFailure, tail_of
 from probes.launch.gathering import Gathered
 from probes.launch.placement import Placement
 from probes.launch.pool import RankPool, StartError, rank_log
+from probes.launch.torchrun import ColdTrial
 
 _MODULES = {"collective": "probes.collective", "layer": "probes.layer", "step": "probes.step"}
 _FINGERPRINT_S = 180.0
@@ -65,6 +66,7 @@ class LocalProber:
     ) -> None:
         self._cluster = cluster
         self._ranks = cluster.devices if ranks is None else ranks
+        self._placed = placements is not None
         self._pool = RankPool(
             cluster,
             self._ranks,
@@ -98,35 +100,46 @@ class LocalProber:
         Raises:
             ProberError: there is nothing to measure with.
         """
-        start_s = time.monotonic()
+        watch = _Watch(on_progress)
         log_dir = self._next_log_dir(request.kind)
-        setup_s = 0.0
         readings: Readings = ()
+        run = self._run_cold if isinstance(request, StepRequest) and request.cold else self._run_warm
         try:
-            self._pool.start(deadline=start_s + deadline_s, log_dir=log_dir)
-            setup_s = time.monotonic() - start_s
-            gathered = self._pool.run(
-                _MODULES[request.kind],
-                request.to_data(),
-                deadline=start_s + deadline_s,
-                log_dir=log_dir,
-                on_note=_forward(on_progress),
-            )
+            gathered = run(request, watch, watch.start_s + deadline_s, log_dir)
             failure = gathered.failure
             if failure is None:
                 readings, failure = self._merge(request, gathered)
         except StartError as error:
-            setup_s = time.monotonic() - start_s
             failure = RankFailure(rank=error.failure.rank, kind=FailureKind.UNAVAILABLE, message=str(error))
-        wall_s = time.monotonic() - start_s
+        wall_s = time.monotonic() - watch.start_s
+        build_s = sum(reading.setup_s for reading in readings if isinstance(reading, StepReading))
         return ProbeOutcome(
             readings=readings,
             failure=_failure(request, failure, self._ranks, log_dir) if failure is not None else None,
             wall_s=wall_s,
             gpu_s=wall_s * self._ranks,
-            setup_s=setup_s + sum(reading.setup_s for reading in readings if isinstance(reading, StepReading)),
+            setup_s=wall_s if watch.ready_s is None else watch.ready_s + build_s,
             log_path=str(log_dir),
         )
+
+    def _run_warm(self, request: ProbeRequest, watch: _Watch, deadline: float, log_dir: Path) -> Gathered:
+        self._pool.start(deadline=deadline, log_dir=log_dir)
+        watch.ready()
+        module, data = _MODULES[request.kind], request.to_data()
+        return self._pool.run(module, data, deadline=deadline, log_dir=log_dir, on_note=watch.note)
+
+    def _run_cold(self, request: ProbeRequest, watch: _Watch, deadline: float, log_dir: Path) -> Gathered:
+        if self._placed:
+            raise InputError("step.cold", True, "torchrun cannot start ranks that have placements")
+        self._pool.kill()  # warm ranks hold memory and a device context
+        module, data = _MODULES[request.kind], request.to_data()
+        with ColdTrial(self._cluster, self._ranks, log_dir) as trial:
+            return trial.run(module, data, deadline=deadline, on_note=watch.note)
+
+    @property
+    def pids(self) -> list[int]:
+        """The processes of the warm ranks, by rank; empty while there are none."""
+        return self._pool.pids
 
     def close(self) -> None:
         """Ends all ranks. May be called twice."""
@@ -170,12 +183,24 @@ def _merged(request: ProbeRequest, reports: Mapping[int, dict[str, Any]], cluste
     return readings
 
 
-def _forward(on_progress: OnProgress | None) -> Any:
-    def note(_: int, message: Message) -> None:
-        if on_progress is not None and message["type"] == "progress":
-            on_progress(ProbeProgress.from_data(message["progress"]))
+class _Watch:
+    """When a run started, when its last rank was ready, and who wants to hear of its progress."""
 
-    return note
+    def __init__(self, on_progress: OnProgress | None) -> None:
+        self._on_progress = on_progress
+        self.start_s = time.monotonic()
+        self.ready_s: float | None = None
+
+    def ready(self) -> None:
+        """A rank, or the whole pool, is ready."""
+        self.ready_s = time.monotonic() - self.start_s
+
+    def note(self, _: int, message: Message) -> None:
+        """Takes a message that is no answer."""
+        if message["type"] == "ready":
+            self.ready()
+        elif message["type"] == "progress" and self._on_progress is not None:
+            self._on_progress(ProbeProgress.from_data(message["progress"]))
 
 
 def _failure(request: ProbeRequest, failure: RankFailure, ranks: int, log_dir: Path) -> Failure:

@@ -1,0 +1,80 @@
+"""Real ranks for the tests of probes: shared by a session, restarted by their own pool when a test kills them."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+
+from autotune.specs import ClusterSpec
+from probes.launch import LocalProber, RankPool
+
+RANK_MEMORY_BYTES = 512 << 20
+HERE = Path(__file__).parent
+
+
+def cpu_cluster(ranks: int, memory_bytes: int = RANK_MEMORY_BYTES) -> ClusterSpec:
+    """This machine as `ranks` CPU devices."""
+    device = {"name": "cpu-rank", "kind": "cpu", "memory_bytes": memory_bytes}
+    return ClusterSpec.from_data(
+        {"name": "here", "nodes": 1, "gpus_per_node": ranks, "device": device, "intra": {"name": "loopback"}}
+    )
+
+
+def assert_gone(processes: list[psutil.Process], within_s: float = 10.0) -> None:
+    """None of the processes (recorded with their creation times) is alive after at most `within_s`."""
+    _, alive = psutil.wait_procs(processes, timeout=within_s)
+    running = [process for process in alive if process.status() != psutil.STATUS_ZOMBIE]
+    assert running == []
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _rank_environment() -> Iterator[None]:
+    """Ranks run one thread each and can import the hazards beside this file."""
+    before = {name: os.environ.get(name) for name in ("OMP_NUM_THREADS", "PYTHONPATH")}
+    os.environ["OMP_NUM_THREADS"] = "1"
+    os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [str(HERE), before["PYTHONPATH"]]))
+    yield
+    for name, value in before.items():
+        if value is None:
+            del os.environ[name]
+        else:
+            os.environ[name] = value
+
+
+@pytest.fixture(scope="session")
+def pair(_rank_environment: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalProber]:
+    """A prober of two ranks."""
+    with LocalProber(cpu_cluster(2), log_dir=tmp_path_factory.mktemp("pair")) as prober:
+        yield prober
+
+
+@pytest.fixture(scope="session")
+def four(_rank_environment: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalProber]:
+    """A prober of four ranks."""
+    with LocalProber(cpu_cluster(4), log_dir=tmp_path_factory.mktemp("four")) as prober:
+        yield prober
+
+
+@pytest.fixture(scope="session")
+def _pool(_rank_environment: None) -> Iterator[RankPool]:
+    pool = RankPool(cpu_cluster(2), 2, preload=("hazards",))
+    yield pool
+    pool.close()
+
+
+@pytest.fixture
+def pool(_pool: RankPool, tmp_path: Path) -> RankPool:
+    """A started pool of two ranks."""
+    _pool.start(deadline=time.monotonic() + 60, log_dir=tmp_path / "start")
+    return _pool
+
+
+@pytest.fixture
+def deadline() -> Callable[[float], float]:
+    """Turns seconds from now into a time.monotonic."""
+    return lambda seconds: time.monotonic() + seconds
