@@ -63,10 +63,9 @@ def peak_flops_per_s(cluster: ClusterSpec, workload: Workload) -> float | None:
 
 
 def device_overhead_bytes(cluster: ClusterSpec, profile: Profile | None) -> float:
-    """Bytes of a rank that no tensor explains: measured if there is a profile with a measured peak, else assumed."""
-    if profile is not None and profile.step_scale_trials:
-        return profile.memory_overhead_bytes
-    return 0.0 if cluster.device.kind is DeviceKind.CPU else DEVICE_OVERHEAD_BYTES
+    """Bytes of a rank beside its tensors: the context, which no allocator sees (assumed), and what a profile adds."""
+    context = 0.0 if cluster.device.kind is DeviceKind.CPU else DEVICE_OVERHEAD_BYTES
+    return context + (profile.memory_overhead_bytes if profile else 0.0)
 
 
 def _missing(cluster: ClusterSpec, what: str) -> MissingMeasurementError:

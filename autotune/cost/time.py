@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -83,14 +84,11 @@ class TimeModel:
         kinds += [self._layer(rows, moe=True)] if moe else []
         counts, slowest = self._slowest(rows, kinds, ends)
         pieces = [*kinds, *ends]
-        whole = sum(
-            (n * piece.total for n, piece in zip([n for n in (dense, moe) if n], kinds, strict=True)), ends[0].total
-        )
-        whole = whole + ends[1].total
+        whole = _weighted([*[n for n in (dense, moe) if n], 1, 1], [piece.total for piece in pieces])
         m, layout = rows.micro_batches, rows.layout
 
         def part(name: str) -> FloatColumn:
-            return sum((n * getattr(piece, name) for n, piece in zip(counts, pieces, strict=True)), np.zeros(1))
+            return _weighted(counts, [getattr(piece, name) for piece in pieces])
 
         compute = part("compute")
         vpp, pp = self._layouts.vpp[layout], self._layouts.pp[layout]
@@ -162,7 +160,7 @@ class TimeModel:
         """Final norm, output matrix and loss; tp ranks exchange the loss's maxima, sums and targets in fp32."""
         flops, traffic, kernels = head_work(self._model, self._workload, rows.tokens, rows.tp)
         once = flops * self._speeds.s_per_flop + traffic * self._speeds.s_per_byte + kernels * self._speeds.launch_s
-        loss = 3.0 * (self._all_reduce[0] + 0.0)[rows.layout] + rows.tokens * (12.0 * self._all_reduce[1])[rows.layout]
+        loss = 3.0 * self._all_reduce[0][rows.layout] + rows.tokens * (12.0 * self._all_reduce[1])[rows.layout]
         return self._end(3.0 * once, self._tp_collective(rows) + loss)
 
     @staticmethod
@@ -184,7 +182,7 @@ class TimeModel:
         slowest = np.full(1, -1.0)
         for slot in range(len(slots)):
             counts = [column[slot][rows.layout] for column in columns]
-            total = sum((n * piece.total for n, piece in zip(counts, pieces, strict=True)), np.zeros(1))
+            total = _weighted(counts, [piece.total for piece in pieces])
             if best:
                 swap = total > slowest
                 counts = [np.where(swap, new, old) for new, old in zip(counts, best, strict=True)]
@@ -207,4 +205,13 @@ class TimeModel:
         dense, experts = self._held
         kept = (dense + experts)[rows.layout]
         divided = (dense / shards + experts * self._layouts.ep / shards)[rows.layout]
-        return np.where(rows.zero_stage >= 1, divided, kept) * (per_parameter * self._speeds.s_per_byte)
+        seconds: FloatColumn = np.where(rows.zero_stage >= 1, divided, kept) * (per_parameter * self._speeds.s_per_byte)
+        return seconds
+
+
+def _weighted(counts: Sequence[FloatColumn | int], columns: Sequence[FloatColumn]) -> FloatColumn:
+    """The sum of the columns, each times its count."""
+    total: FloatColumn = counts[0] * columns[0]
+    for count, column in zip(counts[1:], columns[1:], strict=True):
+        total = total + count * column
+    return total

@@ -13,21 +13,16 @@ import numpy as np
 
 from autotune.cost.flops import attention_width, core_flops_per_token
 from autotune.cost.parameters import layer_matrices
-from autotune.cost.table import FloatColumn
-from autotune.specs import DType, ModelSpec, Position, Workload
+from autotune.cost.table import RECOMPUTES, FloatColumn
+from autotune.specs import DType, LayerPart, LayerReading, ModelSpec, Position, Workload
 
 Number = TypeVar("Number", float, FloatColumn)
-
-BACKWARD_MATMULS = 2.0
-"""Backward makes an input and a weight gradient for each forward product."""
 
 BACKWARD_CORE = 2.5
 """A fused attention kernel recomputes the scores: five products for forward's two (arXiv:2307.08691, section 3)."""
 
-BACKWARD_BYTES = 2.0
-"""Backward reads the saved tensors and the gradients and writes gradients: twice forward's traffic."""
-
-# Passes of a training step by recompute code (none, selective, full), in units of one forward pass.
+# Passes of a training step by recompute code (none, selective, full), in units of one forward pass. Backward makes an
+# input and a weight gradient for each product, and moves about twice forward's bytes.
 MATMUL_PASSES = np.array([3.0, 3.0, 4.0])
 CORE_PASSES = np.array([1 + BACKWARD_CORE, 2 + BACKWARD_CORE, 2 + BACKWARD_CORE])
 
@@ -114,6 +109,36 @@ def embedding_work(model: ModelSpec, workload: Workload, tokens: Number, tp: Num
     """
     size = stored_bytes(workload.dtype)
     return tokens * (4.0 * size * model.hidden) + (3.0 * size * model.vocab * model.hidden) / tp, 4.0
+
+
+def reading_work(model: ModelSpec, workload: Workload, reading: LayerReading) -> list[tuple[Work, float]]:
+    """(work, seconds of computation) of a layer reading: forward and backward; both in one for the embedding."""
+    tokens, tp = float(workload.seq_len * reading.micro_batch), float(reading.tp)
+    if reading.part is LayerPart.EMBEDDING:
+        traffic, kernels = embedding_work(model, workload, tokens, tp)
+        return [(Work(0.0, traffic, kernels), reading.forward_calc_s + reading.backward_calc_s)]
+    if reading.part is LayerPart.HEAD:
+        flops, traffic, kernels = head_work(model, workload, tokens, tp)
+        forward, backward = Work(flops, traffic, kernels), Work(2 * flops, 2 * traffic, 2 * kernels)
+    else:
+        forward, backward = _layer_passes(model, workload, reading, tokens)
+    return [(forward, reading.forward_calc_s), (backward, reading.backward_calc_s)]
+
+
+def _layer_passes(model: ModelSpec, workload: Workload, reading: LayerReading, tokens: float) -> tuple[Work, Work]:
+    """(forward, backward with its recomputation) of one dense layer."""
+    work, tp = layer_work(model, workload, moe=False), float(reading.tp)
+    code = RECOMPUTES.index(reading.recompute)
+    matmul = tokens * (work.sharded_flops / tp + work.whole_flops)
+    core = tokens * work.core_flops / tp
+    spread = tp if reading.sequence_parallel else 1.0
+    traffic = tokens * (work.sharded_bytes / tp + work.whole_bytes / spread)
+    traffic += work.sharded_weight_bytes / tp + work.whole_weight_bytes
+    passes, core_passes = float(MATMUL_PASSES[code]) - 1.0, float(CORE_PASSES[code]) - 1.0
+    return (
+        Work(matmul + core, traffic, work.kernels),
+        Work(passes * matmul + core_passes * core, passes * traffic, passes * work.kernels),
+    )
 
 
 def head_work(model: ModelSpec, workload: Workload, tokens: Number, tp: Number) -> tuple[Number, Number, float]:

@@ -132,4 +132,5 @@ def _expanded(table: PlanTable, options: Options) -> PlanTable:
 def _repeated(table: PlanTable, workload: Workload) -> BoolColumn:
     """GPipe with one micro-batch: the same order of work as 1F1B, which is listed."""
     one = table.dp.astype(np.int64) * table.micro_batch == workload.global_batch
-    return one & (table.schedule == GPIPE)
+    repeated: BoolColumn = one & (table.schedule == GPIPE)
+    return repeated

@@ -1,0 +1,189 @@
+"""Calibration: a profile of one cluster from collective readings, layer readings and whole trials. Milliseconds.
+
+All fits minimise relative errors, so that small and large sizes count alike, and keep every parameter physical
+(latencies at least zero, rates positive).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from itertools import combinations
+
+import numpy as np
+import numpy.typing as npt
+
+from autotune.cost.estimate import estimate, memory_table
+from autotune.cost.network import geometry, ring_steps, ring_traffic
+from autotune.cost.speeds import device_overhead_bytes
+from autotune.cost.table import PlanTable
+from autotune.cost.work import reading_work
+from autotune.errors import InputError, MissingMeasurementError
+from autotune.specs import (
+    ClusterSpec,
+    CollectiveOp,
+    CollectiveReading,
+    ComputeFit,
+    LayerReading,
+    LinkFit,
+    ModelSpec,
+    Profile,
+    StepReading,
+    Trial,
+    TrialState,
+    Workload,
+)
+
+Floats = npt.NDArray[np.float64]
+
+OVERHEAD_TRIALS = 3
+"""Peaks of this many trials are needed to tell a fixed overhead from a scale."""
+
+
+def fit_links(cluster: ClusterSpec, readings: Sequence[CollectiveReading]) -> tuple[LinkFit, ...]:
+    """alpha-beta of each (op, group_size, stride) that was read; time = alpha * steps + traffic / bandwidth."""
+    layouts: dict[tuple[CollectiveOp, int, int], list[CollectiveReading]] = {}
+    for reading in readings:
+        if reading.time_s > 0:
+            layouts.setdefault((reading.op, reading.group_size, reading.stride), []).append(reading)
+    return tuple(_link(cluster, *layout, found) for layout, found in layouts.items())
+
+
+def _link(
+    cluster: ClusterSpec, op: CollectiveOp, size: int, stride: int, readings: Sequence[CollectiveReading]
+) -> LinkFit:
+    times = np.array([reading.time_s for reading in readings])
+    traffic = ring_traffic(op, size) * np.array([float(reading.size_bytes) for reading in readings])
+    terms = np.column_stack([np.full(len(times), float(ring_steps(op, size))), traffic])
+    (latency_s, s_per_byte), error = relative_fit(terms, times, positive=1)
+    return LinkFit(
+        op=op,
+        group_size=size,
+        stride=stride,
+        crosses_nodes=geometry(cluster.gpus_per_node, cluster.devices, size, stride).crosses_nodes,
+        latency_s=latency_s,
+        bytes_per_s=1.0 / s_per_byte,
+        relative_error=error,
+        readings=len(readings),
+    )
+
+
+def fit_compute(items: Sequence[tuple[ModelSpec, Workload, LayerReading]]) -> ComputeFit:
+    """Launch time, FLOP rate and byte rate of the device from layer readings, communication excluded.
+
+    `bytes_per_s` is None where no memory-bound share shows.
+
+    Raises:
+        InputError: no reading with a time above zero.
+    """
+    found = [pair for model, workload, reading in items for pair in reading_work(model, workload, reading)]
+    found = [(work, seconds) for work, seconds in found if seconds > 0]
+    if not any(work.flops > 0 for work, _ in found):
+        raise InputError("layer readings", len(items), "at least one of a layer or head with a time above zero")
+    terms = np.array([(work.kernels, work.flops, work.bytes) for work, _ in found])
+    (launch_s, s_per_flop, s_per_byte), error = relative_fit(terms, np.array([s for _, s in found]), positive=1)
+    return ComputeFit(
+        flops_per_s=1.0 / s_per_flop,
+        launch_s=launch_s,
+        bytes_per_s=1.0 / s_per_byte if s_per_byte > 0 else None,
+        relative_error=error,
+        readings=len(items),
+    )
+
+
+def fit_profile(
+    cluster: ClusterSpec,
+    fingerprint_key: str,
+    collective_readings: Sequence[CollectiveReading],
+    layer_items: Sequence[tuple[ModelSpec, Workload, LayerReading]],
+    trials: Sequence[tuple[ModelSpec, Workload, Trial]],
+) -> Profile:
+    """Everything that the readings say of one cluster; what was not measured stays absent."""
+    profile = Profile(
+        cluster_key=cluster.key,
+        fingerprint_key=fingerprint_key,
+        links=fit_links(cluster, collective_readings),
+        compute=fit_compute(layer_items) if layer_items else None,
+    )
+    done = [
+        (model, workload, trial, trial.reading)
+        for model, workload, trial in trials
+        if trial.state is TrialState.COMPLETE and trial.reading is not None
+    ]
+    return profile.model_copy(update={**_step_scale(cluster, profile, done), **_memory(cluster, done)})
+
+
+Done = Sequence[tuple[ModelSpec, Workload, Trial, StepReading]]
+
+
+def _step_scale(cluster: ClusterSpec, profile: Profile, done: Done) -> dict[str, object]:
+    """Measured / estimated step time over complete trials: the geometric mean."""
+    try:
+        ratios = [
+            reading.step_time_s / estimate(model, cluster, workload, trial.plan, profile).step_time_s
+            for model, workload, trial, reading in done
+        ]
+    except MissingMeasurementError:
+        return {}  # nothing to scale: estimates of time are not possible with these readings
+    return {"step_scale": geometric_mean(ratios), "step_scale_trials": len(ratios)} if ratios else {}
+
+
+def _memory(cluster: ClusterSpec, done: Done) -> dict[str, object]:
+    """measured peak = scale * estimated tensors + overhead, over complete trials."""
+    context = device_overhead_bytes(cluster, None)
+    pairs = [
+        (
+            float(max(reading.peak_reserved_bytes, reading.peak_allocated_bytes)),
+            float(memory_table(model, cluster, workload, PlanTable.of([trial.plan])).peak_memory_bytes[0]) - context,
+        )
+        for model, workload, trial, reading in done
+    ]
+    pairs = [(measured, estimated) for measured, estimated in pairs if measured > 0]
+    if not pairs:
+        return {}
+    if len(pairs) < OVERHEAD_TRIALS:
+        return {"memory_scale": geometric_mean([measured / estimated for measured, estimated in pairs])}
+    terms = np.array([(1.0, estimated) for _, estimated in pairs])
+    (overhead, scale), _ = relative_fit(terms, np.array([measured for measured, _ in pairs]), positive=1)
+    return {"memory_scale": scale, "memory_overhead_bytes": overhead}
+
+
+def relative_fit(terms: Floats, values: Floats, *, positive: int) -> tuple[tuple[float, ...], float]:
+    """Non-negative least squares of values ~ terms @ x in relative error.
+
+    Tries every set of terms that has the one at `positive` (there are at most three) and takes the best whose
+    coefficients are all positive; that term alone always qualifies.
+
+    Args:
+        terms: (readings, terms), non-negative.
+        values: (readings,), positive.
+        positive: the term whose coefficient must not be zero.
+
+    Returns:
+        (coefficients, median absolute relative error).
+    """
+    scaled = terms / values[:, None]
+    others = [i for i in range(terms.shape[1]) if i != positive]
+    best, least = np.zeros(terms.shape[1]), np.inf
+    for count in range(len(others) + 1):
+        for extra in combinations(others, count):
+            chosen = [positive, *extra]
+            solution = _least_squares(scaled[:, chosen])
+            residual = float(np.square(scaled[:, chosen] @ solution - 1.0).sum())
+            if (solution > 0).all() and residual < least * (1.0 - 1e-9):
+                best, least = np.zeros(terms.shape[1]), residual
+                best[chosen] = solution
+    error = float(np.median(np.abs(scaled @ best - 1.0)))
+    return tuple(float(x) for x in best), error
+
+
+def _least_squares(scaled: Floats) -> Floats:
+    """The x that brings scaled @ x nearest to one; columns are brought to one size first, for accuracy."""
+    norms = np.linalg.norm(scaled, axis=0)
+    norms[norms == 0] = 1.0
+    solution: Floats = np.linalg.lstsq(scaled / norms, np.ones(len(scaled)), rcond=None)[0] / norms
+    return solution
+
+
+def geometric_mean(ratios: Iterable[float]) -> float:
+    """The mean of factors: as much over as under."""
+    return float(np.exp(np.mean(np.log(list(ratios)))))
