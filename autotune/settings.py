@@ -35,6 +35,12 @@ def read_settings(environ: Mapping[str, str] | None = None) -> Settings:
     )
 
 
+def database_file(url: str) -> Path | None:
+    """The file of a SQLite URL; None for another kind of database."""
+    prefix = "sqlite:///"
+    return Path(url.removeprefix(prefix)) if url.startswith(prefix) else None
+
+
 def _folder(environ: Mapping[str, str], variable: str, default: str) -> Path:
     """`autotune` under an XDG base folder; relative values are ignored, as the XDG specification says."""
     base = Path(environ.get(variable) or "")

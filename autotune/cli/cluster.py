@@ -100,12 +100,13 @@ def discover(
     as_json: options.AsJson = False,
 ) -> None:
     """Describe this machine as a cluster: its GPUs, or CPU ranks where there is none."""
+    from autotune.catalog import recognised
     from autotune.cli.database import open_to_write
     from probes.discover import discover as discover_machine
 
     if memory_gib is not None and memory_gib <= 0:
         raise InputError("--memory-gib", memory_gib, "give a positive number")
-    spec = discover_machine(ranks, None if memory_gib is None else int(memory_gib * 2**30))
+    spec = recognised(discover_machine(ranks, None if memory_gib is None else int(memory_gib * 2**30)))
     if out is not None:
         output.write_text(out, spec.to_json() if out.suffix == ".json" else spec.to_yaml())
     if save:

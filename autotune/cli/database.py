@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from contextlib import closing
 from dataclasses import asdict
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import typer
 
 from autotune.cli import options, output
 from autotune.errors import StoreError
-from autotune.settings import read_settings
+from autotune.settings import database_file, read_settings
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -31,6 +30,8 @@ def open_to_read(db: str | None) -> closing[SqlStore]:
     """The store as it is, closed at the end of a `with`; nothing is created. Raises StoreError if there is none."""
     from autotune.wiring import open_store
 
+    if not _is_there(db):
+        raise StoreError(f"there is no database yet ({database_url(db)}): autotune tune makes one")
     return closing(open_store(db, read_only=True))
 
 
@@ -67,9 +68,8 @@ def stored_profile(cluster: ClusterSpec, db: str | None) -> Profile | None:
 
 def _is_there(db: str | None) -> bool:
     """Whether there is a database to ask: one that was named must be, the default SQLite file may not be yet."""
-    url = database_url(db)
-    path = url.removeprefix("sqlite:///")
-    return db is not None or path == url or Path(path).exists()
+    file = database_file(database_url(db))
+    return db is not None or file is None or file.exists()
 
 
 @app.command()
@@ -77,7 +77,11 @@ def migrate(db: options.Database = None, as_json: options.AsJson = False) -> Non
     """Create the database, or bring its schema up to date."""
     from storage import maintenance
 
-    done = maintenance.migrate(database_url(db))
+    url = database_url(db)
+    file = database_file(url)
+    if db is None and file is not None:
+        file.parent.mkdir(parents=True, exist_ok=True)
+    done = maintenance.migrate(url)
     if as_json:
         output.print_json(asdict(done))
     elif done.found == done.now:
@@ -109,9 +113,8 @@ def stats(db: options.Database = None, as_json: options.AsJson = False) -> None:
     if as_json:
         output.print_json(asdict(found))
         return
-    table = output.table(
-        f"{found.database}, schema {found.schema}, {output.bytes_text(found.size_bytes)}", "<table", "rows"
-    )
+    console, table = output.console(), output.table("", "<table", "rows")
+    console.print(f"{found.database}, schema {found.schema}, {output.bytes_text(found.size_bytes)}", markup=False)
     for name, rows in found.rows.items():
         table.add_row(name, f"{rows:,}")
-    output.console().print(table)
+    console.print(table)

@@ -59,14 +59,14 @@ def read_model(ref: str | None, db: str | None) -> ModelSpec:
 
 def read_cluster(ref: str | None, db: str | None) -> ClusterSpec:
     """A file, a stored cluster or the shorthand; this machine if None."""
-    from autotune.catalog import load_cluster
+    from autotune.catalog import load_cluster, recognised
     from autotune.cli.database import stored_clusters
     from probes.discover import discover
 
     def stored(name: str) -> ClusterSpec | None:
         return next((cluster for cluster in stored_clusters(db) if cluster.name == name), None)
 
-    return discover() if ref is None else load_cluster(ref, stored)
+    return recognised(discover()) if ref is None else load_cluster(ref, stored)
 
 
 def read_workload(

@@ -104,6 +104,8 @@ def _report_usage(error: Exception, *, as_json: bool) -> int:
     context = getattr(error, "ctx", None)
     command = context.command_path if context else "autotune"
     message = str(getattr(error, "format_message", error.__str__)())
+    if not message:  # a group without a command: typer has printed its help
+        return InputError.exit_code
     if as_json:
         output.print_json({"error": {"what": command, "value": None, "allowed": None, "message": message}})
     output.print_error(f"{command}: {message} (see {command} --help)")

@@ -128,7 +128,7 @@ def schema(
     """Print the JSON Schema of a file or record; without a name, list them."""
     from autotune import specs
 
-    known = {
+    known: dict[str, type[specs.Spec]] = {
         "model": specs.ModelSpec,
         "cluster": specs.ClusterSpec,
         "workload": specs.Workload,

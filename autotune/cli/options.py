@@ -91,3 +91,6 @@ Schedules = Annotated[
     typer.Option("--schedule", metavar="gpipe,1f1b,interleaved", help="Pipeline schedule.", rich_help_panel=_SPACE),
 ]
 TuningId = Annotated[str, typer.Argument(metavar="TUNING", help="A tuning's id, or its first characters (4 or more).")]
+_PLAN = typer.Option("--plan", metavar="PLAN", help="tp=8,pp=4,micro_batch=1,... A missing dp is what is left.")
+PlanText = Annotated[str | None, _PLAN]
+RequiredPlanText = Annotated[str, _PLAN]

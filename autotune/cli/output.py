@@ -16,7 +16,8 @@ if TYPE_CHECKING:
     from rich.console import Console
     from rich.table import Table
 
-    from autotune.specs import Estimate, Plan, Spec
+    from autotune.export import LaunchArguments
+    from autotune.specs import Spec
 
 
 def print_json(data: object) -> None:
@@ -84,7 +85,7 @@ def print_error(message: str) -> None:
 
 def print_misses(error: NothingFitsError) -> None:
     """The nearest misses and what would make each fit, on standard error."""
-    misses = table("Nearest misses (estimates)", "<plan", "needs", "has", "<would fit with")
+    misses = table("Nearest misses (estimates)", "<plan", "needs", "has", "<would fit if")
     for miss in error.misses:
         has = miss.get("has_bytes")
         misses.add_row(
@@ -152,16 +153,15 @@ def percent_text(share: float | None) -> str:
     return "-" if share is None else f"{share:.1%}"
 
 
-def estimate_row(plan: Plan, estimate: Estimate) -> tuple[str, ...]:
-    """The cells of one plan in a table of estimates."""
-    return (
-        plan.key,
-        count_text(estimate.tokens_per_s_per_gpu),
-        seconds_text(estimate.step_time_s),
-        percent_text(estimate.mfu),
-        bytes_text(estimate.peak_memory_bytes),
-        "yes" if estimate.fits else "no",
-    )
+def print_launch(launch: LaunchArguments) -> None:
+    """The command, the file it reads, and what is left to the user."""
+    import shlex
+
+    lines = [f"Launch with {launch.target}:", shlex.join(launch.argv)]
+    if launch.config:
+        lines += [f"with {launch.config_name}:", launch.config]
+    lines += [f"note: {note}" for note in launch.notes]
+    sys.stdout.write("\n".join(lines) + "\n")
 
 
 def _plain(value: object) -> object:

@@ -10,19 +10,146 @@ from autotune.cli import options, output
 from autotune.errors import IllegalPlanError
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from rich.table import Table
+
     from autotune.cli.inputs import Inputs
+    from autotune.search.rank import Ranking
     from autotune.search.space import Runtime
-    from autotune.specs import Estimate, Plan
-
-PlanText = typer.Option("--plan", metavar="PLAN", help="tp=8,pp=4,micro_batch=1,... A missing dp is what is left.")
+    from autotune.specs import BytesByPart, Estimate, Plan, Profile, SecondsByPart
 
 
-def plan() -> None: 
-    """Rank."""
+def plan(
+    plan: options.PlanText = None,
+    model: options.Model = None,
+    cluster: options.Cluster = None,
+    seq_len: options.SeqLen = None,
+    global_batch: options.GlobalBatch = None,
+    dtype: options.DTypeName = None,
+    tp: options.Tp = None,
+    pp: options.Pp = None,
+    micro_batch: options.MicroBatch = None,
+    zero_stage: options.ZeroStage = None,
+    recompute: options.RecomputeModes = None,
+    sequence_parallel: options.SequenceParallel = None,
+    schedule: options.Schedules = None,
+    top: Annotated[int, typer.Option("--top", min=1, metavar="N", help="Plans to list.")] = 10,
+    db: options.Database = None,
+    as_json: options.AsJson = False,
+) -> None:
+    """Rank all legal plans by estimate, without any hardware. With --plan: that one, or why it is not legal.
+
+    Speeds come from the cluster's profile if the database has one, else from the catalog.
+    """
+    from autotune.cli.database import stored_profile
+    from autotune.cli.inputs import read_inputs, read_space
+    from autotune.search.rank import rank
+
+    inputs = read_inputs(model=model, cluster=cluster, seq_len=seq_len, global_batch=global_batch, dtype=dtype, db=db)
+    profile = stored_profile(inputs.cluster, db)
+    if plan is not None:
+        ranking = _ranking_of_one(inputs, read_plan(inputs, plan), profile)
+    else:
+        space = read_space(
+            tp=tp, pp=pp, micro_batch=micro_batch, zero_stage=zero_stage, recompute=recompute,
+            sequence_parallel=sequence_parallel, schedule=schedule,
+        )  # fmt: skip
+        ranking = rank(inputs.model, inputs.cluster, inputs.workload, space, profile=profile, limit=top)
+    if as_json:
+        output.print_json(_ranking_data(inputs, ranking))
+    else:
+        _print_ranking(inputs, ranking)
+
+
+def read_plan(inputs: Inputs, text: str, runtime: Runtime | None = None) -> Plan:
+    """The plan that the text of --plan gives. Raises IllegalPlanError with the reason if it cannot be run."""
+    from autotune.search import space
+    from autotune.specs import Plan
+
+    plan = Plan.parse(text, inputs.cluster.devices)
+    runtime = runtime or space.Runtime.ANY
+    reason = space.illegal_reason(inputs.model, inputs.cluster, inputs.workload, plan, runtime)
+    if reason is not None:
+        raise IllegalPlanError("--plan", plan.key, reason)
+    return plan
+
+
+def _ranking_of_one(inputs: Inputs, plan: Plan, profile: Profile | None) -> Ranking:
+    """One plan as a ranking, whether it fits or not."""
+    import time
+
+    from autotune.cost.estimate import estimate as estimate_plan
+    from autotune.search.rank import RankedPlan, Ranking
+
+    started = time.perf_counter()
+    found = estimate_plan(inputs.model, inputs.cluster, inputs.workload, plan, profile)
+    seconds = time.perf_counter() - started
+    ranked = RankedPlan(plan=plan, estimate=found)
+    return Ranking(legal=1, fitting=int(found.fits), seconds=seconds, estimates_per_s=1 / seconds, plans=(ranked,))
+
+
+def _inputs_data(inputs: Inputs) -> dict[str, Any]:
+    return {
+        "model": inputs.model.name,
+        "cluster": inputs.cluster.name,
+        "devices": inputs.cluster.devices,
+        "workload": inputs.workload.to_data(),
+    }
+
+
+def _ranking_data(inputs: Inputs, ranking: Ranking) -> dict[str, Any]:
+    return {
+        **_inputs_data(inputs),
+        "legal": ranking.legal,
+        "fitting": ranking.fitting,
+        "seconds": ranking.seconds,
+        "estimates_per_s": ranking.estimates_per_s,
+        "basis": ranking.plans[0].estimate.basis.value,
+        "plans": [{"plan": each.plan.to_data(), "estimate": each.estimate.to_data()} for each in ranking.plans],
+    }
+
+
+def _print_ranking(inputs: Inputs, ranking: Ranking) -> None:
+    table = output.table("", "<plan", "tokens/s/GPU", "step", "MFU", "peak memory", "<fits", "<largest losses")
+    for each in ranking.plans:
+        found = each.estimate
+        table.add_row(
+            each.plan.key,
+            output.count_text(found.tokens_per_s_per_gpu),
+            output.seconds_text(found.step_time_s),
+            output.percent_text(found.mfu),
+            output.bytes_text(found.peak_memory_bytes),
+            "yes" if found.fits else "no",
+            _losses(found),
+        )
+    console = output.console()
+    console.print(_heading(inputs, ranking.plans[0].estimate), markup=False, soft_wrap=True)
+    console.print(table)
+    console.print(
+        f"{ranking.legal:,} legal plans, {ranking.fitting:,} estimated to fit; {ranking.seconds:.2f} s, "
+        f"{ranking.estimates_per_s:,.0f} estimates/s"
+    )
+
+
+def _heading(inputs: Inputs, found: Estimate) -> str:
+    workload = inputs.workload
+    return (
+        f"Estimates from the {found.basis.value} for {inputs.model.name} on {inputs.cluster.name} "
+        f"({inputs.cluster.devices} devices): sequence {workload.seq_len}, {workload.global_batch} sequences a step, "
+        f"{workload.dtype.value}"
+    )
+
+
+def _losses(found: Estimate) -> str:
+    """The two largest parts of the step that are not compute."""
+    parts = {name: seconds for name, seconds in found.seconds.to_data().items() if name != "compute" and seconds > 0}
+    largest = sorted(parts, key=lambda name: -parts[name])[:2]
+    return ", ".join(f"{name} {parts[name] / found.step_time_s:.1%}" for name in largest)
 
 
 def estimate(
-    plan: Annotated[str, PlanText],
+    plan: options.RequiredPlanText,
     model: options.Model = None,
     cluster: options.Cluster = None,
     seq_len: options.SeqLen = None,
@@ -31,4 +158,39 @@ def estimate(
     db: options.Database = None,
     as_json: options.AsJson = False,
 ) -> None:
-    """Estimate one plan: seconds and bytes by named part."""
+    """Estimate one plan: seconds of a step and bytes of the worst stage, by named part."""
+    from autotune.cli.database import stored_profile
+    from autotune.cli.inputs import read_inputs
+    from autotune.cost.estimate import estimate as estimate_plan
+
+    inputs = read_inputs(model=model, cluster=cluster, seq_len=seq_len, global_batch=global_batch, dtype=dtype, db=db)
+    chosen = read_plan(inputs, plan)
+    profile = stored_profile(inputs.cluster, db)
+    found = estimate_plan(inputs.model, inputs.cluster, inputs.workload, chosen, profile)
+    if as_json:
+        output.print_json({**_inputs_data(inputs), "plan": chosen.to_data(), "estimate": found.to_data()})
+    else:
+        _print_estimate(inputs, chosen, found)
+
+
+def _print_estimate(inputs: Inputs, plan: Plan, found: Estimate) -> None:
+    console = output.console()
+    console.print(_heading(inputs, found), f"plan {plan.key}", sep="\n", markup=False, soft_wrap=True)
+    console.print(_parts("seconds of a step", found.seconds, found.step_time_s, output.seconds_text))
+    title = f"bytes of the worst stage ({found.worst_stage})"
+    console.print(_parts(title, found.bytes, found.peak_memory_bytes, output.bytes_text))
+    fits = "fits" if found.fits else "does not fit"
+    memory = output.bytes_text(inputs.cluster.device.memory_bytes)
+    console.print(
+        f"{output.count_text(found.tokens_per_s_per_gpu)} tokens/s/GPU, MFU {output.percent_text(found.mfu)}; "
+        f"{fits} in {memory} (estimates)"
+    )
+
+
+def _parts(title: str, parts: SecondsByPart | BytesByPart, total: float, text: Callable[[float], str]) -> Table:
+    table = output.table("", f"<{title}", "estimate", "share")
+    for name, value in parts.to_data().items():
+        table.add_row(name, text(value), output.percent_text(value / total))
+    table.add_section()
+    table.add_row("total", text(total), "")
+    return table

@@ -112,9 +112,7 @@ def layer(
 
 @app.command()
 def step(
-    plan: Annotated[
-        str, typer.Option("--plan", metavar="PLAN", help="tp=2,pp=2,micro_batch=1,... A missing dp is the rest.")
-    ],
+    plan: options.RequiredPlanText,
     model: options.Model = None,
     cluster: options.Cluster = None,
     seq_len: options.SeqLen = None,
@@ -129,18 +127,16 @@ def step(
 ) -> int:
     """Run real training steps under a plan: tokens/s/GPU, T_calc, T_comm, memory, loss."""
     from autotune.cli.inputs import read_inputs
-    from autotune.cli.plan import require_legal
+    from autotune.cli.plan import read_plan
     from autotune.search.space import Runtime
-    from autotune.specs import Plan, StepRequest
+    from autotune.specs import StepRequest
 
     _prepare(db)
     inputs = read_inputs(model=model, cluster=cluster, seq_len=seq_len, global_batch=global_batch, dtype=dtype, db=db)
-    chosen = Plan.parse(plan, inputs.cluster.devices)
-    require_legal(inputs, chosen, Runtime.TORCH)
     request = StepRequest(
         model=inputs.model,
         workload=inputs.workload,
-        plan=chosen,
+        plan=read_plan(inputs, plan, Runtime.TORCH),
         min_steps=min(3, max_steps),
         max_steps=max_steps,
         seed=seed,

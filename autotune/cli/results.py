@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -12,6 +13,7 @@ from autotune.errors import InputError
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from autotune.export import LaunchArguments
     from autotune.specs import Plan, Trial, Tuning
     from autotune.tuning.service import Best
     from storage import SqlStore
@@ -52,12 +54,12 @@ def best(
         "best": data["best"],
         **evidence,
         "runner_up": _runner_up(found),
-        "launch": launch,
+        "launch": asdict(launch) if launch else None,
     }
     if as_json:
         output.print_json(answer)
     else:
-        _print_best(answer, found.standing.plan)
+        _print_best(answer, found.standing.plan, launch)
 
 
 def _find_best(store: SqlStore, tuning_id: str | None) -> tuple[Tuning, Best]:
@@ -97,16 +99,15 @@ def _runner_up(found: Best) -> dict[str, Any] | None:
     }
 
 
-def _launch(tuning: Tuning, plan: Plan, target: str | None) -> dict[str, Any] | None:
+def _launch(tuning: Tuning, plan: Plan, target: str | None) -> LaunchArguments | None:
     if target is None:
         return None
     from autotune.export import launch_arguments
 
-    arguments = launch_arguments(target, tuning.model, tuning.cluster, tuning.workload, plan)
-    return {"target": target, "arguments": arguments}
+    return launch_arguments(target, tuning.model, tuning.cluster, tuning.workload, plan)
 
 
-def _print_best(answer: dict[str, Any], plan: Plan) -> None:
+def _print_best(answer: dict[str, Any], plan: Plan, launch: LaunchArguments | None) -> None:
     table = output.table(
         f"Best plan of tuning {answer['tuning']}: {answer['model']} on {answer['cluster']}", "<what", "<measured"
     )
@@ -135,16 +136,12 @@ def _print_best(answer: dict[str, Any], plan: Plan) -> None:
     console.print(table)
     for line in found["why"]:
         console.print(line, markup=False)
-    _print_launch(answer["launch"])
-
-
-def _print_launch(launch: dict[str, Any] | None) -> None:
+    if launch is not None:
+        output.print_launch(launch)
+        return
     from autotune.export import targets
 
-    if launch is None:
-        output.console().print("Launch arguments: add --for " + "|".join(targets()), markup=False)
-        return
-    output.print_launch(launch)
+    console.print("Launch arguments: add --for " + "|".join(targets()), markup=False)
 
 
 def _speed(figures: dict[str, Any]) -> str:
