@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.special import ndtr  # type: ignore[import-untyped]
+from scipy.special import ndtr
 
 from autotune.cost.estimate import EstimateTable
 from autotune.cost.table import PlanTable
@@ -83,7 +83,7 @@ def believe(
         setup_s: expected seconds of a trial's set-up.
         steps: steps that a trial runs.
     """
-    index = {plan: i for i, plan in _indexed(table, {item.plan for item in observations})}
+    index = dict(_indexed(table, {item.plan for item in observations}))
     seen = [(index[item.plan], item) for item in observations if item.plan in index]
     timed = [(i, item) for i, item in seen if item.tokens_per_s_per_gpu]
     points = features(table)

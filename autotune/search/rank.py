@@ -58,7 +58,7 @@ def rank(
     started = time.perf_counter()
     table = legal_plans(model, cluster, workload, space, runtime)
     if not len(table):
-        raise _nothing_legal(model, cluster, workload, runtime)
+        raise nothing_legal(model, cluster, workload, runtime)
     before = time.perf_counter()
     estimates = estimate_table(model, cluster, workload, table, profile)
     fits = np.flatnonzero(estimates.fits)
@@ -153,7 +153,8 @@ def _best(estimates: EstimateTable, fits: IndexColumn, limit: int) -> IndexColum
     return fits[np.lexsort((estimates.peak_memory_bytes[fits], -speed))][:limit]
 
 
-def _nothing_legal(model: ModelSpec, cluster: ClusterSpec, workload: Workload, runtime: Runtime) -> IllegalPlanError:
+def nothing_legal(model: ModelSpec, cluster: ClusterSpec, workload: Workload, runtime: Runtime) -> IllegalPlanError:
+    """The error for a request without a legal plan; says why the simplest plan is not."""
     simplest = Plan(dp=cluster.devices)
     reason = illegal_reason(model, cluster, workload, simplest, runtime)
     hint = f"; for example {simplest.key}: {reason}" if reason else "; the space excludes every legal plan"

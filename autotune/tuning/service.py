@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 
 from autotune.errors import InputError
-from autotune.search.rank import nearest_misses
-from autotune.search.space import Runtime, illegal_reason, legal_plans
+from autotune.search.rank import nearest_misses, nothing_legal
+from autotune.search.space import Runtime, legal_plans
 from autotune.search.standing import Standing, standings_of
 from autotune.specs import (
     Budget,
@@ -154,8 +154,5 @@ def check_request(model: ModelSpec, cluster: ClusterSpec, workload: Workload, sp
     """Refuses a request that cannot lead to a plan, before anything is stored or measured."""
     table = legal_plans(model, cluster, workload, space=space, runtime=Runtime.TORCH)
     if not len(table):
-        simplest = Plan(dp=cluster.devices)
-        reason = illegal_reason(model, cluster, workload, simplest, Runtime.TORCH)
-        hint = f"; for example {simplest.key}: {reason}" if reason else ""
-        raise InputError("plans", f"{model.name} on {cluster.devices} devices", f"no plan is legal{hint}")
-    nearest_misses(model, cluster, workload, table)
+        raise nothing_legal(model, cluster, workload, Runtime.TORCH)
+    nearest_misses(model, cluster, workload, table, space=space, runtime=Runtime.TORCH)
