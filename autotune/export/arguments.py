@@ -1,0 +1,79 @@
+"""LaunchArguments: a plan in another framework's words, and what every exporter shares."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+from autotune.errors import IllegalPlanError
+from autotune.specs import ClusterSpec, ModelSpec, Plan, Workload
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LaunchArguments:
+    """How to train under a plan with one framework.
+
+    Attributes:
+        target: the framework's name, one of `targets()`.
+        argv: the command and its arguments, one node's; NODE_RANK, MASTER_ADDR and the like are left to the launcher.
+        config_name: the file that the command reads, "" where there is none.
+        config: the text of that file.
+        notes: what the user must still fill in, and what the framework does differently from our step probe.
+    """
+
+    target: str
+    argv: tuple[str, ...]
+    config_name: str = ""
+    config: str = ""
+    notes: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Run:
+    """A plan with everything it is a plan for; what an exporter gets."""
+
+    model: ModelSpec
+    cluster: ClusterSpec
+    workload: Workload
+    plan: Plan
+
+    @property
+    def micro_batches(self) -> int:
+        """Micro-batches a step of one pipeline: m = B / (dp * micro_batch)."""
+        return self.workload.global_batch // (self.plan.dp * self.plan.micro_batch)
+
+    def check(self) -> None:
+        """Raises IllegalPlanError if the plan does not use the cluster's devices or divide the batch."""
+        plan, batch = self.plan, self.workload.global_batch
+        if plan.world_size != self.cluster.devices:
+            raise IllegalPlanError(
+                "plan", plan.key, f"it needs {plan.world_size} devices, the cluster has {self.cluster.devices}"
+            )
+        if batch % (plan.dp * plan.micro_batch):
+            raise IllegalPlanError(
+                "plan", plan.key, f"the global batch of {batch} must be a multiple of dp * micro_batch"
+            )
+
+    def torchrun(self) -> tuple[str, ...]:
+        """The start of a command that torchrun runs on every node."""
+        nodes = self.cluster.nodes
+        where = ("--rdzv-backend", "c10d", "--rdzv-endpoint", "$MASTER_ADDR:$MASTER_PORT") if nodes > 1 else ()
+        return ("torchrun", "--nnodes", str(nodes), "--nproc-per-node", str(self.cluster.gpus_per_node), *where)
+
+
+def refuse(target: str, run: Run, reasons: Iterable[tuple[bool, str]]) -> None:
+    """Raises IllegalPlanError with the first reason that holds: the target has no words for this plan."""
+    for holds, reason in reasons:
+        if holds:
+            raise IllegalPlanError(f"{target}: plan", run.plan.key, reason)
+
+
+def flags(values: Mapping[str, object]) -> tuple[str, ...]:
+    """Command-line arguments from names and values: True is the bare flag, False and None leave it out."""
+    words: list[str] = []
+    for name, value in values.items():
+        if value is True:
+            words.append(name)
+        elif value is not False and value is not None:
+            words += [name, str(value)]
+    return tuple(words)

@@ -1,0 +1,78 @@
+"""NeMo: overrides of a Megatron-Bridge recipe (ConfigContainer), for scripts/training/run_recipe.py and as YAML."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import yaml
+
+from autotune.export import megatron
+from autotune.export.arguments import LaunchArguments, Run, refuse
+from autotune.specs import DType, Plan, Recompute
+
+NAME = "nemo"
+_PRECISION = {DType.BF16: "bf16_mixed", DType.FP16: "fp16_mixed"}
+
+
+def export(run: Run) -> LaunchArguments:
+    """The command of one node, and its overrides as YAML. Raises IllegalPlanError as Megatron-LM does."""
+    megatron.check(NAME, run)
+    refuse(
+        NAME, run, ((run.workload.dtype not in _PRECISION, f"{run.workload.dtype.value} is not exported: bf16, fp16"),)
+    )
+    config = _config(run)
+    words = ("--recipe", "RECIPE", "--dataset", "llm-pretrain-mock", *_overrides(config))
+    return LaunchArguments(
+        target=NAME,
+        argv=(*run.torchrun(), "scripts/training/run_recipe.py", *words),
+        config_name="autotune.yaml",
+        config=yaml.safe_dump(config, sort_keys=False),
+        notes=(
+            f"RECIPE is the pre-training recipe of your model ({run.model.name}) in megatron.bridge.recipes: it sets "
+            "the shape; what stands here is the plan and the workload.",
+            "The YAML holds the same overrides, for recipe scripts that take --config-file.",
+        ),
+    )
+
+
+def _config(run: Run) -> dict[str, Any]:
+    plan, workload = run.plan, run.workload
+    fsdp = plan.zero_stage > 1
+    return {
+        "model": {"seq_length": workload.seq_len, **_parallelism(plan)},
+        "dataset": {"seq_length": workload.seq_len},
+        "train": {"global_batch_size": workload.global_batch, "micro_batch_size": plan.micro_batch},
+        "mixed_precision": _PRECISION[workload.dtype],
+        "optimizer": {"use_distributed_optimizer": plan.zero_stage > 0},
+        "ddp": {
+            "use_distributed_optimizer": plan.zero_stage > 0,
+            "grad_reduce_in_fp32": workload.grad_dtype is DType.FP32,
+            **({"data_parallel_sharding_strategy": megatron.SHARDING[plan.zero_stage]} if fsdp else {}),
+        },
+        **({"dist": {"use_megatron_fsdp": True}, "checkpoint": {"ckpt_format": "fsdp_dtensor"}} if fsdp else {}),
+    }
+
+
+def _parallelism(plan: Plan) -> dict[str, Any]:
+    full = plan.recompute is Recompute.FULL
+    return {
+        "tensor_model_parallel_size": plan.tp,
+        "pipeline_model_parallel_size": plan.pp,
+        "virtual_pipeline_model_parallel_size": plan.vpp if plan.vpp > 1 else None,
+        "context_parallel_size": plan.cp,
+        "expert_model_parallel_size": plan.ep,
+        "sequence_parallel": plan.sequence_parallel and plan.tp > 1,
+        "recompute_granularity": None if plan.recompute is Recompute.NONE else plan.recompute.value,
+        "recompute_method": "uniform" if full else None,
+        "recompute_num_layers": 1 if full else None,
+    }
+
+
+def _overrides(config: dict[str, Any]) -> list[str]:
+    """The nested values as Hydra writes them: `model.tensor_model_parallel_size=8`."""
+    words = []
+    for section, values in config.items():
+        for key, value in values.items() if isinstance(values, dict) else [("", values)]:
+            text = "null" if value is None else str(value).lower() if isinstance(value, bool) else str(value)
+            words.append(f"{section}.{key}={text}" if key else f"{section}={text}")
+    return words
