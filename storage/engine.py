@@ -10,9 +10,7 @@ from pathlib import Path
 from urllib.parse import quote
 
 from sqlalchemy import URL, Connection, Engine, QueuePool, create_engine, event, make_url
-from sqlalchemy.engine.interfaces import DBAPIConnection
 from sqlalchemy.exc import ArgumentError
-from sqlalchemy.pool import ConnectionPoolEntry
 
 from autotune.errors import StoreError
 
@@ -67,6 +65,11 @@ def build_engine(location: Location, *, read_only: bool) -> Engine:
     return engine.execution_options(postgresql_readonly=True) if read_only else engine
 
 
+def may(access: int, path: Path) -> bool:
+    """Whether this process may do that (os.R_OK, os.W_OK) with the path. Its effective user counts."""
+    return os.access(path, access, effective_ids=os.access in os.supports_effective_ids)
+
+
 def writer(engine: Engine) -> Engine:
     """The same engine, for transactions that write: on SQLite they take the write lock when they begin.
 
@@ -102,31 +105,32 @@ def _sqlite_engine(path: Path, *, read_only: bool) -> Engine:
 
     def connect() -> sqlite3.Connection:
         uri = f"file:{quote(str(path))}?{mode}"
-        return sqlite3.connect(uri, uri=True, timeout=BUSY_TIMEOUT_S, check_same_thread=False)
+        connection = sqlite3.connect(uri, uri=True, timeout=BUSY_TIMEOUT_S, check_same_thread=False)
+        _configure(connection, read_only=read_only)
+        return connection
 
     engine = create_engine("sqlite://", creator=connect, poolclass=QueuePool)
-    event.listen(engine, "connect", _configure)
     event.listen(engine, "begin", _begin)
     return engine
 
 
 def _read_mode(path: Path) -> str:
-    """A WAL database without a log cannot be opened in a directory that we cannot write, except as immutable.
+    """How to open a file that we only read (https://sqlite.org/wal.html#readonly).
 
-    It is: whoever writes keeps a log beside it (https://sqlite.org/wal.html#readonly).
+    A connection that may write tidies up the log behind itself, one in mode=ro cannot. In a directory that we
+    cannot write, a WAL database without a log opens only as immutable, which it is: who writes has a log there.
     """
-    log = path.with_name(path.name + "-wal")
-    writable = os.access(path.parent, os.W_OK, effective_ids=os.access in os.supports_effective_ids)
-    return "mode=ro" if writable or log.exists() else "mode=ro&immutable=1"
+    if not may(os.W_OK, path.parent):
+        return "mode=ro" if Path(f"{path}-wal").exists() else "mode=ro&immutable=1"
+    return "mode=rw" if may(os.W_OK, path) else "mode=ro"
 
 
-def _configure(connection: DBAPIConnection, _entry: ConnectionPoolEntry) -> None:
+def _configure(connection: sqlite3.Connection, *, read_only: bool) -> None:
     """Pragmas of every connection. FULL: a commit survives loss of power too, not only kill -9."""
     connection.isolation_level = None  # sqlite3 must not begin by itself; `_begin` does
-    cursor = connection.cursor()
-    cursor.execute("PRAGMA foreign_keys = ON")
-    cursor.execute("PRAGMA synchronous = FULL")
-    cursor.close()
+    connection.execute("PRAGMA foreign_keys = ON")
+    connection.execute("PRAGMA synchronous = FULL")
+    connection.execute(f"PRAGMA query_only = {'ON' if read_only else 'OFF'}")
 
 
 def _begin(connection: Connection) -> None:

@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from sqlalchemy.exc import DBAPIError, SQLAlchemyError
 
 from autotune.errors import StoreError, StoreReadOnlyError
-from storage.engine import Location
+from storage.engine import Location, may
 
 # https://www.postgresql.org/docs/current/errcodes-appendix.html
 READ_ONLY_TRANSACTION = "25006"
@@ -33,19 +33,14 @@ def translated(location: Location) -> Iterator[None]:
 def _fault(error: BaseException, location: Location) -> StoreError:
     if isinstance(error, sqlite3.Error):
         return _sqlite_fault(error, location)
-    text = f"{location.name}: {_clean(error, location)}"
-    code = getattr(error, "sqlstate", None)
-    if code in {READ_ONLY_TRANSACTION, INSUFFICIENT_PRIVILEGE}:
+    if getattr(error, "sqlstate", None) in {READ_ONLY_TRANSACTION, INSUFFICIENT_PRIVILEGE}:
         return StoreReadOnlyError(f"{location.name} cannot be written: {_clean(error, location)}")
-    return StoreError(text)
+    return StoreError(f"{location.name}: {_clean(error, location)}")
 
 
 def _sqlite_fault(error: sqlite3.Error, location: Location) -> StoreError:
     """Extended result codes carry the primary one in their low byte (https://sqlite.org/rescode.html)."""
     code = (getattr(error, "sqlite_errorcode", 0) or 0) & 0xFF
-    assert_path = location.path
-    if assert_path is None:
-        return StoreError(f"{location.name}: {error}")
     if code == sqlite3.SQLITE_READONLY:
         return StoreReadOnlyError(f"{location.name} cannot be written: the file or its directory is read-only")
     if code == sqlite3.SQLITE_CANTOPEN:
@@ -63,10 +58,7 @@ def _cannot_open(location: Location) -> StoreError:
         return StoreError(f"{location.name} cannot be opened: its directory does not exist")
     if path.is_dir():
         return StoreError(f"{location.name} cannot be opened: it is a directory")
-    effective = os.access in os.supports_effective_ids
-    if not os.access(path.parent, os.W_OK, effective_ids=effective) and os.access(
-        path if path.exists() else path.parent, os.R_OK, effective_ids=effective
-    ):
+    if not may(os.W_OK, path.parent) and may(os.R_OK, path if path.exists() else path.parent):
         return StoreReadOnlyError(f"{location.name} cannot be written: its directory is read-only")
     return StoreError(f"{location.name} cannot be opened: " + ("no access" if path.exists() else "no such file"))
 

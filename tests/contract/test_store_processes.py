@@ -1,0 +1,176 @@
+"""Several processes at one database: each question has one answer, and a killed one leaves no half answer."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sqlite3
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+from store_records import CLUSTER, FAILURE, FINGERPRINT, MODEL, step_reading, trial, tuning
+
+from autotune.errors import StoreConflictError
+from storage import SqlStore, open_store
+from storage.maintenance import check, stats
+
+TESTS = Path(__file__).parents[1]
+# Each process says that it is ready and then waits for the others: they start together.
+TOGETHER = "import sys; from store_records import *; from storage import open_store; url = sys.argv[1]\n"
+READY = "print('ready', flush=True); sys.stdin.readline()\n"
+OPEN_FRESH = TOGETHER + READY + "open_store(url).put_model(MODEL)\n"
+FINISH = (
+    TOGETHER
+    + "from autotune.errors import StoreConflictError\nstore = open_store(url)\n"
+    + READY
+    + """
+try:
+    store.finish_trial("tuning-1-0", reading=step_reading(float(sys.argv[2])), failure=None, outcome_gpu_s=10.0,
+                       setup_s=0.0, fingerprint_key=FINGERPRINT.key)
+    print("won")
+except StoreConflictError:
+    print("lost")
+"""
+)
+HALF_A_TRANSACTION = (
+    TOGETHER
+    + """
+from storage.tables import TuningRow
+store = open_store(url)
+with store.writing() as session:
+    session.get_one(TuningRow, "tuning-1").gpu_s_spent = 1e9
+    from storage.rows import tuning_row
+    # More than SQLite's page cache, so that pages of the open transaction reach the log before the end.
+    for number in range(400):
+        session.add(tuning_row(tuning(f"half-{number}", message="m" * 50_000)))
+    session.flush()
+    """
+    + READY
+)
+
+
+def run_together(script: str, url: str, count: int) -> list[str]:
+    """Runs processes that start at once; gives the last line of each."""
+    running = [start(script, url, str(number + 1)) for number in range(count)]
+    for process in running:
+        assert process.stdin is not None
+        process.stdin.write("go\n")
+        process.stdin.flush()
+    ends = [process.communicate(timeout=120) for process in running]
+    assert [process.returncode for process in running] == [0] * count, ends
+    return [output.strip() for output, _ in ends]
+
+
+def start(script: str, *arguments: str) -> subprocess.Popen[str]:
+    """A process that has said that it is ready."""
+    pipe = subprocess.PIPE
+    process = subprocess.Popen(
+        [sys.executable, "-c", script, *arguments], cwd=TESTS, stdin=pipe, stdout=pipe, stderr=pipe, text=True
+    )
+    assert process.stdout is not None
+    if process.stdout.readline() != "ready\n":
+        raise AssertionError(process.communicate()[1])
+    return process
+
+
+def test_processes_that_open_a_fresh_database_at_once_all_succeed(url: str) -> None:
+    run_together(OPEN_FRESH, url, 4)
+    with open_store(url, read_only=True) as store:
+        assert list(store.models()) == [MODEL]
+    assert check(url).sound
+
+
+def test_of_two_processes_that_finish_a_trial_exactly_one_wins(store: SqlStore) -> None:
+    store.create_tuning(tuning())
+    store.put_fingerprint(FINGERPRINT)
+    store.start_trial(trial(0))
+    ends = run_together(FINISH, store.study_url(), 2)
+    assert sorted(ends) == ["lost", "won"]
+    (ended,) = store.trials("tuning-1")
+    assert ended.reading == step_reading(1.0 + ends.index("won"))
+    assert store.tuning("tuning-1").gpu_s_spent == 10.0
+
+
+def test_threads_may_share_a_store_and_no_gpu_second_is_lost(store: SqlStore) -> None:
+    store.create_tuning(tuning())
+    store.put_fingerprint(FINGERPRINT)
+    conflicts = []
+
+    def work() -> None:
+        for number in range(10):
+            try:
+                store.start_trial(trial(number))
+                store.finish_trial(
+                    f"tuning-1-{number}",
+                    reading=None,
+                    failure=FAILURE,
+                    outcome_gpu_s=1.0,
+                    setup_s=0.0,
+                    fingerprint_key=FINGERPRINT.key,
+                )
+            except StoreConflictError as error:
+                conflicts.append(error)
+
+    threads = [threading.Thread(target=work) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(timeout=60)
+    assert store.tuning("tuning-1").gpu_s_spent == 10.0
+    assert len(store.trials("tuning-1")) == 10
+    assert len(conflicts) == 30
+
+
+def test_one_owner_takes_a_tuning(store: SqlStore) -> None:
+    store.create_tuning(tuning(owner=""))
+    outcomes: list[str] = []
+
+    def take(owner: str) -> None:
+        try:
+            store.save_tuning(tuning(owner=owner), expected_owner="")
+            outcomes.append(owner)
+        except StoreConflictError:
+            pass
+
+    threads = [threading.Thread(target=take, args=(f"owner-{number}",)) for number in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(timeout=60)
+    assert outcomes == [store.tuning("tuning-1").owner]
+
+
+def test_kill_9_in_mid_transaction_leaves_the_state_before_it(store: SqlStore) -> None:
+    store.create_tuning(tuning())
+    url = store.study_url()
+    process = start(HALF_A_TRANSACTION, url)
+    os.kill(process.pid, signal.SIGKILL)
+    process.communicate(timeout=60)
+    assert process.returncode == -signal.SIGKILL
+    with open_store(url) as after:
+        assert list(after.tunings()) == [tuning()]
+        after.put_cluster(CLUSTER)
+    assert check(url).sound
+    assert stats(url).rows["tunings"] == 1
+
+
+def test_a_reader_is_not_blocked_by_a_writer(tmp_path: Path) -> None:
+    url = f"sqlite:///{tmp_path / 'autotune.db'}"
+    with open_store(url) as writing, open_store(url, read_only=True) as reading:
+        writing.put_model(MODEL)
+        blocker = sqlite3.connect(tmp_path / "autotune.db", isolation_level=None)
+        blocker.execute("BEGIN IMMEDIATE")
+        blocker.execute("DELETE FROM models")
+        assert list(reading.models()) == [MODEL]
+        blocker.execute("ROLLBACK")
+        blocker.close()
+
+
+def test_commits_survive_loss_of_power(tmp_path: Path) -> None:
+    with open_store(f"sqlite:///{tmp_path / 'a.db'}") as store, store.reading() as session:
+        connection = session.connection()
+        assert connection.exec_driver_sql("PRAGMA journal_mode").scalar() == "wal"
+        assert connection.exec_driver_sql("PRAGMA synchronous").scalar() == 2
+        assert connection.exec_driver_sql("PRAGMA foreign_keys").scalar() == 1

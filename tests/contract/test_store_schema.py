@@ -1,0 +1,301 @@
+"""Opening: new, older, newer, unreadable and foreign databases, and one that Optuna shares."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import pwd
+import shutil
+import tempfile
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from multiprocessing.connection import Connection
+from pathlib import Path
+
+import optuna
+import pytest
+from alembic.autogenerate import compare_metadata
+from alembic.migration import MigrationContext
+from alembic.script import ScriptDirectory
+from services import PASSWORD, PostgresServer
+from sqlalchemy import Engine, text
+from store_records import CLUSTER, MODEL, WORKLOAD, step_reading
+
+from autotune.errors import StoreError, StoreNewerError, StoreReadOnlyError
+from autotune.specs import TuningState
+from storage import SqlStore, open_store
+from storage.engine import build_engine, locate
+from storage.maintenance import check, migrate, stats
+from storage.schema import HEAD, REVISIONS, VERSION_TABLE, bring_up_to_date
+from storage.tables import Base
+
+FIRST_DATA = Path(__file__).parent / "data" / "first_release.sql"
+MIGRATIONS = Path(__file__).parents[2] / "storage" / "migrations"
+
+
+@pytest.fixture
+def engine(url: str) -> Iterator[Engine]:
+    """An engine of our own kind over the empty database."""
+    made = build_engine(locate(url), read_only=False)
+    yield made
+    made.dispose()
+
+
+def execute(engine: Engine, *statements: str) -> None:
+    with engine.begin() as connection:
+        for statement in statements:
+            connection.exec_driver_sql(statement)
+
+
+def test_the_known_revisions_are_the_migrations() -> None:
+    scripts = ScriptDirectory(str(MIGRATIONS)).walk_revisions()
+    assert tuple(script.revision for script in scripts)[::-1] == REVISIONS
+
+
+def test_migrations_lead_to_exactly_the_tables_of_the_code(store: SqlStore) -> None:
+    def ours(_object: object, name: str | None, kind: str, _reflected: bool, _other: object) -> bool:
+        return not (kind == "table" and name == VERSION_TABLE)
+
+    with store.reading() as session:
+        context = MigrationContext.configure(session.connection(), opts={"include_object": ours})
+        assert compare_metadata(context, Base.metadata) == []
+
+
+def test_the_first_release_is_migrated_with_its_data(url: str, engine: Engine) -> None:
+    bring_up_to_date(engine, locate(url), target="0001")
+    execute(engine, *[line for line in FIRST_DATA.read_text().split(";\n") if line.strip()])
+    assert migrate(url).now == HEAD
+    with open_store(url) as store:
+        assert store.model("tiny") == MODEL
+        found = store.tuning("first-release")
+        assert (found.cluster, found.workload, found.state) == (CLUSTER, WORKLOAD, TuningState.SEARCHING)
+        assert [trial.reading for trial in store.trials("first-release")] == [step_reading(), None]
+        assert store.best_trials(MODEL, CLUSTER, WORKLOAD)[0].reading == step_reading()
+        key = store.trials("first-release")[0].fingerprint_key
+        assert [reading.size_bytes for reading in store.collective_readings(CLUSTER.key, key)] == [1024, 2**33]
+        assert len(store.layer_readings(CLUSTER.key, key, MODEL.key, WORKLOAD.key)) == 1
+        assert store.profile(CLUSTER.key, key) is not None
+    assert check(url).sound
+
+
+def test_opening_again_changes_nothing(url: str) -> None:
+    assert migrate(url).found is None
+    assert migrate(url).found == HEAD
+
+
+@pytest.mark.parametrize("read_only", [False, True])
+def test_a_newer_schema_is_left_alone(url: str, engine: Engine, read_only: bool) -> None:
+    open_store(url).close()
+    execute(engine, f"UPDATE {VERSION_TABLE} SET version_num = '9999'")
+    with pytest.raises(StoreNewerError, match=r"'9999'.*upgrade autotune"):
+        open_store(url, read_only=read_only)
+    with engine.connect() as connection:
+        assert connection.execute(text(f"SELECT version_num FROM {VERSION_TABLE}")).scalar() == "9999"
+
+
+def test_reading_needs_our_schema_and_makes_nothing(url: str, engine: Engine) -> None:
+    if engine.dialect.name == "sqlite":
+        with pytest.raises(StoreError, match="no such file"):
+            open_store(url, read_only=True)
+        assert not locate(url).path.exists()
+    execute(engine, "CREATE TABLE others (id INTEGER)")
+    with pytest.raises(StoreError, match="nothing of autotune"):
+        open_store(url, read_only=True)
+    execute(engine, f"CREATE TABLE {VERSION_TABLE} (version_num VARCHAR(32))")
+    with pytest.raises(StoreError, match="nothing of autotune"):
+        open_store(url, read_only=True)
+
+
+def test_a_read_only_store_writes_nothing(url: str) -> None:
+    with open_store(url) as store:
+        store.put_model(MODEL)
+    with open_store(url, read_only=True) as store:
+        assert store.model("tiny") == MODEL
+        with pytest.raises(StoreReadOnlyError, match="for reading only"):
+            store.put_cluster(CLUSTER)
+        assert store.clusters() == []
+    path = locate(url).path
+    if path is not None:
+        assert [each.name for each in path.parent.iterdir()] == [path.name]
+
+
+def test_a_foreign_table_of_our_name_stops_the_migration_whole(url: str, engine: Engine) -> None:
+    execute(engine, "CREATE TABLE tunings (id INTEGER)")
+    with pytest.raises(StoreError, match=r"tunings.* already exists"):
+        open_store(url)
+    with pytest.raises(StoreError, match="nothing of autotune"):
+        open_store(url, read_only=True)
+    with engine.connect() as connection:
+        assert not engine.dialect.has_table(connection, "models")
+
+
+@contextmanager
+def studies(url: str) -> Iterator[optuna.storages.RDBStorage]:
+    """Optuna's storage, as the search opens it."""
+    storage = optuna.storages.RDBStorage(locate(url).url.render_as_string(hide_password=False))
+    yield storage
+    storage.remove_session()
+    storage.engine.dispose()
+
+
+@pytest.mark.parametrize("ours_first", [True, False])
+def test_optuna_lives_in_the_same_database(url: str, ours_first: bool) -> None:
+    optuna.logging.set_verbosity(optuna.logging.WARNING)
+    if ours_first:
+        open_store(url).close()
+    with studies(url) as storage:
+        study = optuna.create_study(storage=storage, study_name="tuning-1", direction="maximize")
+        trial = study.ask()
+        trial.suggest_int("tp", 1, 8)
+        study.tell(trial, 2.5)
+    with open_store(url) as store:
+        store.put_model(MODEL)
+    with studies(url) as storage:
+        assert optuna.load_study(study_name="tuning-1", storage=storage).best_value == 2.5
+    assert check(url).sound
+    assert stats(url).rows["models"] == 1
+
+
+@pytest.mark.parametrize(
+    ("url", "message"),
+    [
+        ("not a url", "cannot be read"),
+        ("postgresql://me:se@cret:word@host:port/x", "cannot be read"),
+        ("mysql://me:secret@host/x", "driver 'mysql' is not supported"),
+        ("postgresql+asyncpg://me:secret@host/x", "is not supported"),
+        ("sqlite://", "must be a plain file"),
+        ("sqlite:///:memory:", "must be a plain file"),
+        ("sqlite:////nowhere/at/all/a.db", "directory does not exist"),
+        ("sqlite:////", "is a directory"),
+        ("postgresql://me:secret@127.0.0.1:1/x?password=secret", "127.0.0.1:1/x"),
+    ],
+)
+def test_what_cannot_be_opened_says_why_and_keeps_the_password(url: str, message: str) -> None:
+    for read_only in (False, True):
+        with pytest.raises(StoreError, match=message) as caught:
+            open_store(url, read_only=read_only)
+        assert "secret" not in str(caught.value)
+        assert "cret:word" not in str(caught.value)
+
+
+def test_a_wrong_password_is_not_repeated(postgres: PostgresServer) -> None:
+    with pytest.raises(StoreError, match="authentication failed") as caught:
+        open_store(postgres.url(password="hunter2"))
+    assert "hunter2" not in str(caught.value)
+    with pytest.raises(StoreError, match="no_such_database"):
+        open_store(postgres.url("no_such_database"))
+    assert PASSWORD not in str(caught.value)
+
+
+@pytest.mark.parametrize("read_only", [False, True])
+@pytest.mark.parametrize(
+    "content", [b"no database at all, but long enough to be one" * 100, b"SQLite format 3\x00 but"]
+)
+def test_a_file_that_is_no_database_is_left_alone(tmp_path: Path, content: bytes, read_only: bool) -> None:
+    path = tmp_path / "broken.db"
+    path.write_bytes(content)
+    with pytest.raises(StoreError, match=r"broken\.db is not a usable SQLite database"):
+        open_store(f"sqlite:///{path}", read_only=read_only)
+    assert path.read_bytes() == content
+
+
+def test_a_path_with_odd_characters_is_one_file(tmp_path: Path) -> None:
+    path = tmp_path / "100 % of #1" / "å db.db"
+    path.parent.mkdir()
+    with open_store(f"sqlite:///{path}") as store:
+        store.put_model(MODEL)
+    assert [each.name for each in path.parent.iterdir()] == ["å db.db"]
+
+
+def test_a_postgres_server_that_only_reads(postgres: PostgresServer) -> None:
+    name = postgres.create_database()
+    url = postgres.url(name)
+    open_store(url).close()
+    with open_store(url) as writable:
+        postgres.execute(f"ALTER DATABASE {name} SET default_transaction_read_only = on")
+        writable.close()
+        with pytest.raises(StoreReadOnlyError, match="cannot be written"):
+            writable.put_model(MODEL)
+    with pytest.raises(StoreReadOnlyError, match="cannot be written"):
+        open_store(url)
+    with open_store(url, read_only=True) as store:
+        assert store.models() == []
+    empty = postgres.create_database()
+    postgres.execute(f"ALTER DATABASE {empty} SET default_transaction_read_only = on")
+    with pytest.raises(StoreReadOnlyError, match="cannot be written"):
+        open_store(postgres.url(empty))
+
+
+def _as_nobody(connection: Connection, work: Callable[[str], str], url: str) -> None:
+    if os.geteuid() == 0:  # to root nothing is read-only
+        nobody = pwd.getpwnam("nobody")
+        os.setgroups([])
+        os.setresgid(*[nobody.pw_gid] * 3)
+        os.setresuid(*[nobody.pw_uid] * 3)
+    try:
+        connection.send(work(url))
+    except StoreError as error:
+        connection.send(f"{type(error).__name__}: {error}")
+
+
+def as_nobody(work: Callable[[str], str], url: str) -> str:
+    """The answer of `work` in a process that permissions hold for."""
+    ours, theirs = multiprocessing.Pipe()
+    process = multiprocessing.get_context("fork").Process(target=_as_nobody, args=(theirs, work, url))
+    process.start()
+    assert ours.poll(60)
+    answer: str = ours.recv()
+    process.join(60)
+    return answer
+
+
+def write_model(url: str) -> str:
+    with open_store(url) as store:
+        store.put_model(MODEL)
+    return "written"
+
+
+def read_model(url: str) -> str:
+    with open_store(url, read_only=True) as store:
+        return store.models()[0].name
+
+
+@pytest.fixture
+def shelf() -> Iterator[Path]:
+    """A directory that others may enter; pytest's own are closed to them."""
+    directory = Path(tempfile.mkdtemp(prefix="autotune-shelf-"))
+    directory.chmod(0o755)
+    yield directory
+    directory.chmod(0o755)
+    shutil.rmtree(directory)
+
+
+@pytest.mark.parametrize(("directory_mode", "file_mode"), [(0o555, 0o444), (0o777, 0o444), (0o555, 0o666)])
+def test_a_read_only_file_can_be_read_and_says_that_it_cannot_be_written(
+    shelf: Path, directory_mode: int, file_mode: int
+) -> None:
+    path = shelf / "autotune.db"
+    url = f"sqlite:///{path}"
+    write_model(url)
+    before = path.read_bytes()
+    path.chmod(file_mode)
+    shelf.chmod(directory_mode)
+    refusal = as_nobody(write_model, url)
+    assert refusal.startswith("StoreReadOnlyError"), refusal
+    assert f"{path} cannot be written" in refusal
+    assert as_nobody(read_model, url) == "tiny"
+    assert path.read_bytes() == before
+
+
+def test_a_read_only_directory_without_a_database(shelf: Path) -> None:
+    shelf.chmod(0o555)
+    refusal = as_nobody(write_model, f"sqlite:///{shelf / 'new.db'}")
+    assert refusal.startswith("StoreReadOnlyError"), refusal
+
+
+def test_a_file_that_may_not_be_read(shelf: Path) -> None:
+    path = shelf / "autotune.db"
+    write_model(f"sqlite:///{path}")
+    path.chmod(0o600)
+    if path.owner() == "root":
+        assert "no access" in as_nobody(read_model, f"sqlite:///{path}")
