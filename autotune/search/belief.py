@@ -12,7 +12,7 @@ from scipy.special import ndtr
 from autotune.cost.estimate import EstimateTable
 from autotune.cost.table import PlanTable
 from autotune.search.features import features
-from autotune.search.residual import posterior
+from autotune.search.residual import Posterior, posterior
 from autotune.specs import Plan
 
 Floats = NDArray[np.float64]
@@ -24,6 +24,8 @@ PRUNED_NOISE = 0.05
 MEMORY_PRIOR_SD = 0.15
 MEMORY_PRIOR_WEIGHT = 2.0
 MEMORY_LEAST_SD = 0.02
+# An estimate is off by a different factor on another model, cluster size or workload; by how much, roughly.
+LESSON_NOISE = 0.1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,11 +52,30 @@ class Observation:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Lesson:
+    """What another tuning showed of a plan: how far its estimate was off there. It bars nothing and is no best.
+
+    Args:
+        plan: the plan that ran, on another model, cluster size or workload.
+        log_speed: ln(measured / estimated) throughput, None where it failed.
+        log_peak: ln(measured / estimated) peak memory, None where it is unknown; after an OOM at least
+            ln(capacity / estimated).
+        noise: standard deviation of log_speed as evidence for this tuning.
+    """
+
+    plan: Plan
+    log_speed: float | None = None
+    log_peak: float | None = None
+    noise: float = LESSON_NOISE
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Belief:
-    """Per plan of a table: log throughput (mean, sd), probability to fit, expected GPU-seconds of a trial."""
+    """Per plan of a table: log throughput (mean, sd), expected peak, probability to fit, a trial's GPU-seconds."""
 
     log_mean: Floats
     log_sd: Floats
+    peak_bytes: Floats
     p_fits: Floats
     trial_gpu_s: Floats
     barred: NDArray[np.bool_]
@@ -67,6 +88,7 @@ def believe(
     estimates: EstimateTable,
     observations: Sequence[Observation],
     *,
+    lessons: Sequence[Lesson] = (),
     capacity_bytes: float,
     devices: int,
     setup_s: float,
@@ -78,6 +100,7 @@ def believe(
         table: n plans; observations of plans outside it are ignored.
         estimates: their estimates.
         observations: everything told so far.
+        lessons: of other tunings.
         capacity_bytes: a device's memory.
         devices: N.
         setup_s: expected seconds of a trial's set-up.
@@ -86,12 +109,11 @@ def believe(
     index = dict(_indexed(table, {item.plan for item in observations}))
     seen = [(index[item.plan], item) for item in observations if item.plan in index]
     timed = [(i, item) for i, item in seen if item.tokens_per_s_per_gpu]
-    points = features(table)
     rows = np.array([i for i, _ in timed], dtype=np.int64)
     measured = np.array([item.tokens_per_s_per_gpu for _, item in timed], dtype=np.float64)
-    noise = np.array([_noise(item) for _, item in timed], dtype=np.float64)
     log_estimate = np.log(estimates.tokens_per_s_per_gpu)
-    learned = posterior(points[rows], np.log(measured) - log_estimate[rows], noise, points)
+    learned = _learned(table, rows, np.log(measured) - log_estimate[rows], [_noise(item) for _, item in timed], lessons)
+    peak_bytes, p_fits = _memory(estimates.peak_memory_bytes, seen, lessons, capacity_bytes)
     barred = np.zeros(len(table), dtype=np.bool_)
     barred[[i for i, _ in seen]] = True
     best_plan, best = _best(timed)
@@ -99,7 +121,8 @@ def believe(
     return Belief(
         log_mean=log_estimate + learned.mean,
         log_sd=learned.sd,
-        p_fits=_p_fits(estimates.peak_memory_bytes, seen, capacity_bytes),
+        peak_bytes=peak_bytes,
+        p_fits=p_fits,
         trial_gpu_s=devices * (setup_s + steps * estimates.step_time_s * scale),
         barred=barred,
         best_plan=best_plan,
@@ -119,6 +142,21 @@ def _indexed(table: PlanTable, plans: set[Plan]) -> list[tuple[Plan, int]]:
     return found
 
 
+def _learned(
+    table: PlanTable, rows: NDArray[np.int64], residuals: Floats, noise: Sequence[float], lessons: Sequence[Lesson]
+) -> Posterior:
+    """The residual of every plan, from those observed at `rows` and from lessons."""
+    points = features(table)
+    taught = [(item.plan, item.log_speed, item.noise) for item in lessons if item.log_speed is not None]
+    elsewhere = features(PlanTable.of([plan for plan, _, _ in taught]))
+    return posterior(
+        np.concatenate([points[rows], elsewhere]),
+        np.concatenate([residuals, np.array([value for _, value, _ in taught], dtype=np.float64)]),
+        np.array([*noise, *(sd for _, _, sd in taught)], dtype=np.float64),
+        points,
+    )
+
+
 def _noise(item: Observation) -> float:
     return float(np.hypot(max(item.relative_noise, 0.0) / 2.0, PRUNED_NOISE if item.pruned else REPEAT_NOISE))
 
@@ -136,8 +174,11 @@ def _best(timed: Sequence[tuple[int, Observation]]) -> tuple[Plan | None, float 
     return plan, means[plan]
 
 
-def _p_fits(estimated_bytes: Floats, seen: Sequence[tuple[int, Observation]], capacity_bytes: float) -> Floats:
-    """P(peak <= capacity), with log(measured / estimated) normal: a conjugate update of its mean and spread.
+def _memory(
+    estimated_bytes: Floats, seen: Sequence[tuple[int, Observation]], lessons: Sequence[Lesson], capacity_bytes: float
+) -> tuple[Floats, Floats]:
+    """(expected peak, P(peak <= capacity)), with log(measured / estimated) normal: a conjugate update of its mean and
+    spread.
 
     A real OOM tells only that the peak lay above the capacity: it enters as just above it, where the present
     belief would have placed it lower.
@@ -148,10 +189,11 @@ def _p_fits(estimated_bytes: Floats, seen: Sequence[tuple[int, Observation]], ca
         for i, item in seen
         if item.out_of_memory and estimated_bytes[i] < 1.03 * capacity_bytes
     ]
+    ratios += [item.log_peak for item in lessons if item.log_peak is not None]
     count = len(ratios)
     mean = float(np.sum(ratios)) / (count + MEMORY_PRIOR_WEIGHT)
     squares = float(np.sum((np.asarray(ratios) - mean) ** 2)) if count else 0.0
     variance = (MEMORY_PRIOR_WEIGHT * MEMORY_PRIOR_SD**2 + squares) / (count + MEMORY_PRIOR_WEIGHT)
     sd = max(float(np.sqrt(variance)), MEMORY_LEAST_SD)
     margin = np.log(capacity_bytes) - np.log(estimated_bytes) - mean
-    return np.asarray(ndtr(margin / sd), dtype=np.float64)
+    return estimated_bytes * np.exp(mean), np.asarray(ndtr(margin / sd), dtype=np.float64)

@@ -17,7 +17,7 @@ from autotune.cost.estimate import EstimateTable, estimate_table
 from autotune.cost.table import PlanTable
 from autotune.errors import InputError
 from autotune.search.acquisition import Choice, choose
-from autotune.search.belief import Belief, Observation, believe
+from autotune.search.belief import Belief, Lesson, Observation, believe
 from autotune.search.space import Runtime, legal_plans
 from autotune.search.standing import Standing, observation, standings
 from autotune.search.stopping import Verdict, verdict
@@ -52,6 +52,7 @@ class Search:
         plans: the plans to choose from; by default the whole legal space of the runtime.
         profile: the cluster's calibration; without one the catalog's figures stand in, if it has any.
         history: earlier trials of the same model, cluster and workload, to learn from.
+        lessons: what tunings of other models, sizes or workloads on such a cluster showed of the estimate's errors.
         runtime: whose legality rules hold.
 
     Raises:
@@ -68,6 +69,7 @@ class Search:
         plans: Sequence[Plan] | PlanTable | None = None,
         profile: Profile | None = None,
         history: Sequence[Trial] = (),
+        lessons: Sequence[Lesson] = (),
         runtime: Runtime = Runtime.TORCH,
     ) -> None:
         self.model, self.cluster, self.workload = model, cluster, workload
@@ -78,6 +80,7 @@ class Search:
             raise InputError("plans", 0, "at least one legal plan is needed")
         self.legal = len(table)
         self.table, self.estimates = self._most_promising(table, profile)
+        self._lessons = tuple(lessons)
         self._asked: list[Plan] = []
         self._told: list[Observation] = []
         self._setups: list[float] = []
@@ -112,6 +115,7 @@ class Search:
             self.table,
             self.estimates,
             [*self._told, *flying],
+            lessons=self._lessons,
             capacity_bytes=self.cluster.device.memory_bytes,
             devices=self.cluster.devices,
             setup_s=float(np.median(self._setups)) if self._setups else FIRST_SETUP_S,
