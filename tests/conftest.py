@@ -1,4 +1,4 @@
-"""What may be skipped, and when.
+"""What may be skipped, and when; and the command line in a home of its own.
 
 Markers: `gpu` needs a CUDA device, `shared` the published measurements in ../shared, `netns` root and network
 namespaces. Where the need is not met the test is skipped. With CI=true a skip for any other reason than a GPU or
@@ -7,12 +7,15 @@ namespaces. Where the need is not met the test is skipped. With CI=true a skip f
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import subprocess
-from collections.abc import Generator
+from collections.abc import Callable, Generator
+from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -76,3 +79,42 @@ def pytest_make_collect_report() -> Generator[None, pytest.CollectReport, pytest
         report.outcome = "failed"
         report.longrepr = f"{report.nodeid} was skipped, which CI does not allow: {report.longrepr}"
     return report
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Done:
+    """A command that has ended: its exit status and what it wrote."""
+
+    status: int
+    out: str
+    err: str
+
+    @property
+    def data(self) -> Any:
+        """Standard output as the one JSON document that it must be."""
+        return json.loads(self.out)
+
+
+Command = Callable[..., Done]
+
+
+@pytest.fixture
+def autotune(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Command:
+    """Runs `autotune ARGUMENTS...` in this process, in an empty folder with no database of the user's."""
+    for variable, folder in (("XDG_DATA_HOME", "data"), ("XDG_STATE_HOME", "state")):
+        monkeypatch.setenv(variable, str(tmp_path / folder))
+    monkeypatch.delenv("AUTOTUNE_DB", raising=False)
+    monkeypatch.delenv("AUTOTUNE_LOG_DIR", raising=False)
+    monkeypatch.chdir(tmp_path)
+
+    def run(*arguments: object) -> Done:
+        from autotune.cli.main import main
+
+        capsys.readouterr()
+        with pytest.raises(SystemExit) as exit_:
+            main([str(argument) for argument in arguments])
+        out, err = capsys.readouterr()
+        assert isinstance(exit_.value.code, int)
+        return Done(status=exit_.value.code, out=out, err=err)
+
+    return run

@@ -74,7 +74,7 @@ _UsageError: type[Exception] = typer.BadParameter.__bases__[0]
 def _run(arguments: Sequence[str]) -> int:
     as_json = "--json" in arguments
     try:
-        result = app(list(arguments), standalone_mode=False)
+        result = app(list(arguments), prog_name="autotune", standalone_mode=False)
         sys.stdout.flush()
         return result if isinstance(result, int) else 0
     except AutotuneError as error:

@@ -1,0 +1,176 @@
+"""Bad input: one clear line, the right exit status, no traceback; with --json one object that says the same."""
+
+from __future__ import annotations
+
+import json
+import sqlite3
+from pathlib import Path
+
+import pytest
+from conftest import Command, Done
+from store_records import MODEL
+
+from storage import open_store
+
+BIG = ("--model", "gpt3-175b", "--cluster", "a100-80gb-sxm:128x8")
+SMALL = ("--model", "tiny", "--cluster", "a100-80gb-sxm:1x8")
+CONFIG = {
+    "model_type": "llama", "hidden_size": 4096, "intermediate_size": 11008, "num_hidden_layers": 32,
+    "num_attention_heads": 32, "vocab_size": 32000, "rms_norm_eps": 1e-5, "tie_word_embeddings": False,
+}  # fmt: skip
+
+
+def assert_refused(done: Done, status: int, *words: str) -> None:
+    assert done.status == status
+    assert done.err.startswith("error: ")
+    assert done.err.count("\n") == 1
+    for word in words:
+        assert word in done.err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (("gpus", "a100-96gb"), ("a100-96gb", "a100-80gb-sxm")),
+        (("plan", "--cluster", "q100:1x8"), ("q100",)),
+        (("plan", "--cluster", "a100-80gb-sxm:0x8"), ("a100-80gb-sxm:0x8", "GPU:NODESxGPUS_PER_NODE")),
+        (("plan", "--cluster", "nowhere"), ("nowhere", "stored cluster")),
+        (("plan", "--model", "gpt5"), ("gpt5", "gpt3-175b")),
+        (("plan", "--model", "nothing/config.json"), ("nothing/config.json",)),
+        (("plan", *SMALL, "--seq-len", "0"), ("seq_len", "0")),
+        (("plan", *SMALL, "--global-batch", "-1"), ("global_batch", "-1")),
+        (("plan", *SMALL, "--dtype", "fp7"), ("dtype", "fp7", "bf16")),
+        (("plan", *SMALL, "--tp", "two"), ("--tp", "two")),
+        (("plan", *SMALL, "--tp", ""), ("--tp",)),
+        (("plan", *SMALL, "--zero-stage", "-1"), ("--zero-stage", "-1")),
+        (("plan", *SMALL, "--recompute", "some"), ("recompute", "some", "selective")),
+        (("plan", *SMALL, "--sequence-parallel", "maybe"), ("--sequence-parallel", "maybe", "true")),
+        (("plan", *SMALL, "--tp", "3"), ("no plan is legal",)),
+        (("estimate", *SMALL), ("--plan",)),
+        (("estimate", *SMALL, "--plan", "tp"), ("--plan", "'tp'", "micro_batch")),
+        (("estimate", *SMALL, "--plan", "tq=2"), ("--plan", "'tq=2'", "micro_batch")),
+        (("estimate", *SMALL, "--plan", "tp=2,tp=4"), ("--plan", "tp=4", "once")),
+        (("estimate", *SMALL, "--plan", "tp=two"), ("--plan", "tp", "two")),
+        (("estimate", *SMALL, "--plan", "schedule=zb"), ("--plan", "schedule", "zb", "1f1b")),
+        (("estimate", *SMALL, "--plan", "tp=16"), ("--plan", "tp=16", "8 devices")),
+        (("estimate", *SMALL, "--plan", "tp=4,dp=4"), ("--plan", "tp4", "8")),
+        (("estimate", *BIG, "--global-batch", "1536", "--plan", "tp=2,pp=1,micro_batch=7"), ("1536", "512")),
+        (("plan", "--model", "llama3-70b", "--cluster", "a100-80gb-sxm:8x8", "--plan", "tp=16,pp=1"), ("heads",)),
+        (("schema", "plans"), ("plans", "plan")),
+        (("probe", "collective", "--sizes", "1QB"), ("--sizes", "1QB", "MiB")),
+        (("probe", "collective", "--cluster", "a100-80gb-sxm:1x8", "--group-size", "3"), ("--group-size", "3", "8")),
+        (("cluster", "discover", "--memory-gib", "0"), ("--memory-gib", "0")),
+        (("cluster", "discover", "--ranks", "0"), ("ranks", "0")),
+        (("tune", "--no-such-option"), ("--no-such-option", "--help")),
+        (("no-such-command",), ("no-such-command",)),
+    ],
+)
+def test_input_that_cannot_be_used(autotune: Command, arguments: tuple[str, ...], words: tuple[str, ...]) -> None:
+    assert_refused(autotune(*arguments), 2, *words)
+
+
+def test_an_unknown_key_in_a_file_is_named(autotune: Command, tmp_path: Path) -> None:
+    file = tmp_path / "model.yaml"
+    file.write_text(MODEL.to_yaml() + "depth: 9\n")
+    assert_refused(autotune("models", "show", file), 2, "model.yaml", "depth", "not known")
+
+
+def test_a_model_whose_heads_do_not_divide_is_refused(autotune: Command, tmp_path: Path) -> None:
+    file = tmp_path / "model.yaml"
+    file.write_text(MODEL.to_yaml().replace("kv_heads: 2", "kv_heads: 3"))
+    assert_refused(autotune("plan", "--model", file), 2, "heads (4) must be a multiple of kv_heads (3)")
+
+
+def test_a_corrupt_config_is_refused(autotune: Command, tmp_path: Path) -> None:
+    file = tmp_path / "config.json"
+    file.write_text(json.dumps(CONFIG)[:-20])
+    assert_refused(autotune("models", "show", file), 2, "config.json", "JSON")
+
+
+def test_a_config_with_an_unknown_part_is_refused_by_name(autotune: Command, tmp_path: Path) -> None:
+    file = tmp_path / "config.json"
+    file.write_text(json.dumps(CONFIG | {"model_type": "perceptron"}))
+    assert_refused(autotune("models", "show", file), 2, "perceptron")
+
+
+def test_the_error_is_an_object_with_json(autotune: Command) -> None:
+    done = autotune("plan", *SMALL, "--dtype", "fp7", "--json")
+    error = done.data["error"]
+    assert done.status == 2
+    assert set(error) == {"what", "value", "allowed", "message"}
+    assert (error["what"], error["value"]) == ("workload: dtype", "fp7")
+    assert "bf16" in error["allowed"]
+    assert error["message"] in done.err
+
+
+def test_a_wrong_command_line_is_an_object_too(autotune: Command) -> None:
+    done = autotune("plan", "--bogus", "--json")
+    assert done.status == 2
+    assert done.data["error"]["what"] == "autotune plan"
+    assert "--bogus" in done.data["error"]["message"]
+
+
+def test_a_model_that_fits_nowhere_gets_the_nearest_misses(autotune: Command) -> None:
+    request = ("plan", "--model", "llama3-70b", "--cluster", "rtx-4090:1x8", "--json")
+    done = autotune(*request)
+    assert done.status == 3
+    misses = done.data["error"]["misses"]
+    assert misses
+    for miss in misses:
+        assert miss["needs_bytes"] > miss["has_bytes"] > 0
+        assert "GiB" in miss["would_fit_if"]
+    assert misses[0]["plan"] in autotune(*request[:-1]).err
+
+
+def test_a_speed_that_nobody_knows_is_not_guessed(autotune: Command, tmp_path: Path) -> None:
+    file = tmp_path / "here.yaml"
+    device = {"name": "abacus", "kind": "cpu", "memory_bytes": 2**30}
+    file.write_text(
+        json.dumps({"name": "here", "nodes": 1, "gpus_per_node": 2, "device": device, "intra": {"name": "x"}})
+    )
+    assert_refused(autotune("plan", "--model", "tiny", "--cluster", file), 4, "abacus")
+
+
+def test_a_database_that_cannot_be_written(autotune: Command, tmp_path: Path) -> None:
+    folder = tmp_path / "nowhere"
+    assert_refused(
+        autotune("cluster", "add", "a100-80gb-sxm:1x8", "--db", f"sqlite:///{folder / 'a.db'}"), 5, str(folder)
+    )
+
+
+def test_a_database_that_is_none(autotune: Command, tmp_path: Path) -> None:
+    file = tmp_path / "notes.txt"
+    file.write_text("not a database at all, but long enough to look at " * 40)
+    assert_refused(autotune("history", "--db", f"sqlite:///{file}"), 5, str(file))
+    assert_refused(autotune("history", "--db", "mysql://here/there"), 5, "mysql", "sqlite:///")
+
+
+def test_no_database_yet(autotune: Command) -> None:
+    assert_refused(autotune("history"), 5, "autotune tune")
+
+
+@pytest.mark.parametrize(
+    "arguments", [("history",), ("db", "migrate"), ("cluster", "add", "a100-80gb-sxm:1x8"), ("tune",)]
+)
+def test_a_database_of_a_newer_release(autotune: Command, tmp_path: Path, arguments: tuple[str, ...]) -> None:
+    file = tmp_path / "newer.db"
+    open_store(f"sqlite:///{file}").close()
+    with sqlite3.connect(file) as connection:
+        connection.execute("UPDATE autotune_schema SET version_num = '9999'")
+    connection.close()
+    assert_refused(autotune(*arguments, "--db", f"sqlite:///{file}"), 5, "9999", "newer release")
+
+
+@pytest.mark.parametrize(
+    "arguments", [("show", "abcd1234"), ("tune", "--resume", "abcd1234"), ("best", "--tuning", "abcd1234")]
+)
+def test_a_tuning_that_nobody_knows(autotune: Command, tmp_path: Path, arguments: tuple[str, ...]) -> None:
+    url = f"sqlite:///{tmp_path / 'a.db'}"
+    open_store(url).close()
+    assert_refused(autotune(*arguments, "--db", url), 2, "tuning", "abcd1234")
+
+
+def test_best_without_a_measurement(autotune: Command, tmp_path: Path) -> None:
+    url = f"sqlite:///{tmp_path / 'a.db'}"
+    open_store(url).close()
+    assert_refused(autotune("best", "--db", url), 2, "--tuning", "autotune tune")
