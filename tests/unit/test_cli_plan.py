@@ -1,0 +1,126 @@
+"""`plan` and `estimate`: the objects that others script against, and their agreement with each other."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from conftest import Command
+
+from autotune.catalog import load_model
+from autotune.cli.inputs import read_workload
+from autotune.specs import ClusterSpec, ComputeFit, DType, Profile
+from storage import open_store
+
+CLUSTER = "a100-80gb-sxm:2x8"
+REQUEST = ("--model", "llama2-7b", "--cluster", CLUSTER, "--seq-len", "4096", "--global-batch", "128")
+SECONDS = {"compute", "tp", "ep", "cp", "pp_p2p", "bubble", "dp_exposed", "optimizer"}
+BYTES = {"parameters", "gradients", "optimizer", "activations", "logits", "buffers"}
+
+
+def text_of(plan: dict[str, object]) -> str:
+    return ",".join(f"{key}={str(value).lower()}" for key, value in plan.items())
+
+
+def test_plan_ranks_what_fits_fastest_first(autotune: Command) -> None:
+    answer = autotune("plan", *REQUEST, "--top", "7", "--json").data
+    speeds = [each["estimate"]["tokens_per_s_per_gpu"] for each in answer["plans"]]
+    assert len(speeds) == 7
+    assert speeds == sorted(speeds, reverse=True)
+    assert all(each["estimate"]["fits"] for each in answer["plans"])
+    assert answer["basis"] == "catalog"
+    assert 7 < answer["fitting"] <= answer["legal"]
+    assert answer["seconds"] > 0
+    assert answer["estimates_per_s"] > 0
+
+
+def test_estimate_gives_the_parts_and_agrees_with_plan(autotune: Command) -> None:
+    best = autotune("plan", *REQUEST, "--top", "1", "--json").data["plans"][0]
+    answer = autotune("estimate", *REQUEST, "--plan", text_of(best["plan"]), "--json").data
+    estimate = answer["estimate"]
+    assert answer["plan"] == best["plan"]
+    assert estimate == best["estimate"]
+    assert set(estimate["seconds"]) == SECONDS
+    assert set(estimate["bytes"]) == BYTES
+    assert sum(estimate["seconds"].values()) == pytest.approx(estimate["step_time_s"])
+    assert sum(estimate["bytes"].values()) == pytest.approx(estimate["peak_memory_bytes"])
+
+
+def test_tables_show_the_same_plan(autotune: Command) -> None:
+    out = autotune("plan", *REQUEST, "--plan", "tp=4,pp=2,micro_batch=2").out
+    assert "tp4.pp2.dp2.mb2.zero0" in out
+    assert "Estimates from the catalog" in out
+    out = autotune("estimate", *REQUEST, "--plan", "tp=4,pp=2,micro_batch=2").out
+    assert "tp4.pp2.dp2.mb2.zero0" in out
+    for part in SECONDS | BYTES:
+        assert part in out
+
+
+def test_options_restrict_the_space(autotune: Command) -> None:
+    space = (
+        "--tp", "2,4", "--pp", "2", "--micro-batch", "1,2", "--zero-stage", "1", "--recompute", "full",
+        "--sequence-parallel", "true", "--schedule", "gpipe,1f1b", "--top", "1000",
+    )  # fmt: skip
+    plans = [each["plan"] for each in autotune("plan", *REQUEST, *space, "--json").data["plans"]]
+    seen = {key: {plan[key] for plan in plans} for key in plans[0]}
+    assert seen["tp"] == {2, 4}
+    assert seen["pp"] == {2}
+    assert seen["micro_batch"] == {1, 2}
+    assert seen["zero_stage"] == {1}
+    assert seen["recompute"] == {"full"}
+    assert seen["sequence_parallel"] == {True}
+    assert seen["schedule"] == {"gpipe", "1f1b"}
+
+
+def test_one_plan_is_shown_even_if_it_does_not_fit(autotune: Command) -> None:
+    answer = autotune("plan", *REQUEST, "--plan", "tp=1", "--json").data
+    (only,) = answer["plans"]
+    assert (answer["legal"], answer["fitting"]) == (1, 0)
+    assert only["plan"]["dp"] == 16
+    assert not only["estimate"]["fits"]
+
+
+def test_a_measured_profile_is_used_and_named(autotune: Command, tmp_path: Path) -> None:
+    url = f"sqlite:///{tmp_path / 'a.db'}"
+    cluster = ClusterSpec.from_data(autotune("cluster", "show", CLUSTER, "--json").data)
+    compute = ComputeFit(flops_per_s=1e14, launch_s=5e-6, bytes_per_s=1e12, relative_error=0.01, readings=9)
+    with open_store(url) as store:
+        store.save_profile(Profile(cluster_key=cluster.key, fingerprint_key="", compute=compute))
+    plan = ("--plan", "tp=8,pp=2,micro_batch=1")
+    measured = autotune("estimate", *REQUEST, *plan, "--db", url, "--json").data["estimate"]
+    assumed = autotune("estimate", *REQUEST, *plan, "--json").data["estimate"]
+    assert (measured["basis"], assumed["basis"]) == ("profile", "catalog")
+    assert measured["seconds"]["compute"] > assumed["seconds"]["compute"]
+
+
+def test_stored_names_are_found(autotune: Command, tmp_path: Path) -> None:
+    url = f"sqlite:///{tmp_path / 'a.db'}"
+    (tmp_path / "mine.yaml").write_text(autotune("models", "show", "tiny").out.replace("name: tiny", "name: mine"))
+    assert autotune("models", "import", "mine.yaml", "--db", url).status == 0
+    assert autotune("cluster", "add", "a100-80gb-sxm:1x4", "--name", "four", "--db", url).status == 0
+    answer = autotune("plan", "--model", "mine", "--cluster", "four", "--db", url, "--json").data
+    assert (answer["model"], answer["cluster"], answer["devices"]) == ("mine", "four", 4)
+
+
+@pytest.mark.parametrize(
+    ("model", "cluster", "expected"),
+    [
+        ("tiny", "a100-80gb-sxm:1x8", (128, 16, "bf16")),
+        ("tiny", "a100-80gb-sxm:8x8", (128, 64, "bf16")),
+        ("llama2-7b", "a100-80gb-sxm:1x8", (4096, 128, "bf16")),
+        ("gpt3-175b", "a100-80gb-sxm:128x8", (2048, 1024, "bf16")),
+        ("llama2-7b", "v100-32gb-sxm:1x8", (4096, 128, "fp16")),
+    ],
+)
+def test_defaults_of_the_workload(autotune: Command, model: str, cluster: str, expected: tuple[int, int, str]) -> None:
+    workload = autotune("plan", "--model", model, "--cluster", cluster, "--plan", "tp=1", "--json").data["workload"]
+    assert (workload["seq_len"], workload["global_batch"], workload["dtype"]) == expected
+
+
+def test_on_cpus_any_model_gets_a_small_workload() -> None:
+    device = {"name": "cpu-rank", "kind": "cpu", "memory_bytes": 2**30}
+    cluster = ClusterSpec.from_data(
+        {"name": "here", "nodes": 1, "gpus_per_node": 2, "device": device, "intra": {"name": "loopback"}}
+    )
+    workload = read_workload(load_model("llama2-7b"), cluster, seq_len=None, global_batch=None, dtype=None)
+    assert (workload.seq_len, workload.global_batch, workload.dtype) == (128, 16, DType.FP32)
