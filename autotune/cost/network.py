@@ -59,7 +59,8 @@ def geometry(gpus_per_node: int, devices: int, size: int, stride: int) -> Geomet
     """
     blocks = max(devices // (size * stride), 1)
     starts = np.add.outer(np.arange(min(blocks, gpus_per_node)) * size * stride, np.arange(min(stride, gpus_per_node)))
-    nodes = (starts.reshape(-1, 1) + np.arange(size) * stride) // gpus_per_node
+    starts = starts[starts + (size - 1) * stride < devices].reshape(-1, 1)
+    nodes = (starts + np.arange(size) * stride) // gpus_per_node
     spanned = 1 + np.count_nonzero(np.diff(nodes, axis=1), axis=1)
     widest = int(spanned.max())
     return Geometry(size, widest, size / widest)

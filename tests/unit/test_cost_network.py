@@ -1,0 +1,144 @@
+"""Group geometry and collective times on one and two levels, against sums made by hand."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from autotune.cost.network import (
+    INTER_LATENCY_S,
+    INTRA_LATENCY_S,
+    LINK_EFFICIENCY,
+    Network,
+    geometry,
+    ring_steps,
+    ring_traffic,
+)
+from autotune.errors import MissingMeasurementError
+from autotune.specs import ClusterSpec, CollectiveOp, LinkFit, Profile
+
+INTRA, INTER = 300e9, 25e9
+
+
+def cluster(nodes: int, gpus_per_node: int, nics: int = 1, *, known: bool = True) -> ClusterSpec:
+    rate = {"bytes_per_s": INTRA} if known else {}
+    return ClusterSpec.from_data(
+        {
+            "name": "c", "nodes": nodes, "gpus_per_node": gpus_per_node, "nics_per_node": nics,
+            "device": {"name": "d", "kind": "cuda", "memory_bytes": 2**30},
+            "intra": {"name": "inside", **rate}, "inter": {"name": "across", "bytes_per_s": INTER},
+        }
+    )  # fmt: skip
+
+
+def fit(op: CollectiveOp, size: int, stride: int, rate: float, *, crosses: bool = False) -> LinkFit:
+    return LinkFit(
+        op=op, group_size=size, stride=stride, crosses_nodes=crosses, latency_s=1e-5, bytes_per_s=rate,
+        relative_error=0.0, readings=3,
+    )  # fmt: skip
+
+
+def profile(*links: LinkFit) -> Profile:
+    return Profile(cluster_key="c", fingerprint_key="f", links=links)
+
+
+@pytest.mark.parametrize("gpus_per_node", [2, 4, 6, 8])
+@pytest.mark.parametrize("size", [2, 3, 4, 8])
+@pytest.mark.parametrize("stride", [1, 2, 4, 8])
+def test_geometry_is_that_of_the_widest_of_all_groups(gpus_per_node: int, size: int, stride: int) -> None:
+    devices = gpus_per_node * size * stride
+    groups = [
+        {(block * size * stride + offset + i * stride) // gpus_per_node for i in range(size)}
+        for block in range(devices // (size * stride))
+        for offset in range(stride)
+    ]
+    found = geometry(gpus_per_node, devices, size, stride)
+    assert found.nodes == max(len(nodes) for nodes in groups)
+    assert found.nodes * found.local == size
+
+
+@pytest.mark.parametrize(
+    ("op", "steps", "traffic"),
+    [
+        (CollectiveOp.ALL_REDUCE, 6, 1.5),
+        (CollectiveOp.ALL_GATHER, 3, 0.75),
+        (CollectiveOp.REDUCE_SCATTER, 3, 0.75),
+        (CollectiveOp.ALL_TO_ALL, 3, 0.75),
+        (CollectiveOp.SEND_RECV, 1, 1.0),
+    ],
+)
+def test_ring_inside_a_node(op: CollectiveOp, steps: int, traffic: float) -> None:
+    assert (ring_steps(op, 4), ring_traffic(op, 4)) == (steps, traffic)
+    cost = Network(cluster(1, 4)).cost(op, 4, 1)
+    assert cost.alpha_s == pytest.approx(steps * INTRA_LATENCY_S)
+    assert cost.s_per_byte == pytest.approx(traffic / (INTRA * LINK_EFFICIENCY))
+
+
+def test_a_group_of_one_costs_nothing() -> None:
+    assert Network(cluster(1, 4)).cost(CollectiveOp.ALL_REDUCE, 1, 1) == (0.0, 0.0)
+
+
+@pytest.mark.parametrize(("nics", "share"), [(1, 1 / 8), (4, 1 / 2), (8, 1.0), (16, 1.0)])
+def test_ranks_of_a_node_share_its_nics(nics: int, share: float) -> None:
+    """One member a node: all eight ranks of a node are in rings of their own that cross at once."""
+    cost = Network(cluster(4, 8, nics)).cost(CollectiveOp.ALL_REDUCE, 4, 8)
+    assert cost.alpha_s == pytest.approx(6 * INTER_LATENCY_S)
+    assert cost.s_per_byte == pytest.approx(2 * 3 / 4 / (INTER * LINK_EFFICIENCY * share))
+
+
+def test_two_levels_add_up() -> None:
+    """All 8 ranks of 4 nodes: 2·7/8·S inside, then each rank rings an eighth of S over the nodes."""
+    cost = Network(cluster(4, 8, nics=8)).cost(CollectiveOp.ALL_REDUCE, 32, 1)
+    expected = (2 * 7 / 8) / INTRA + (2 * 3 / 4 / 8) / INTER
+    assert cost.s_per_byte == pytest.approx(expected / LINK_EFFICIENCY)
+
+
+def test_all_to_all_crosses_with_what_is_elsewhere() -> None:
+    cost = Network(cluster(2, 4, nics=4)).cost(CollectiveOp.ALL_TO_ALL, 8, 1)
+    assert cost.s_per_byte == pytest.approx((3 / 8 / INTRA + 4 / 8 / INTER) / LINK_EFFICIENCY)
+
+
+def test_a_fitted_layout_is_used_as_it_is() -> None:
+    network = Network(
+        cluster(1, 8), profile(fit(CollectiveOp.ALL_REDUCE, 4, 2, 1e9), fit(CollectiveOp.ALL_REDUCE, 8, 1, 9e9))
+    )
+    assert network.cost(CollectiveOp.ALL_REDUCE, 4, 2) == pytest.approx((6e-5, 1.5 / 1e9))
+
+
+def test_the_nearest_layout_of_the_same_level_stands_in() -> None:
+    fits = (
+        fit(CollectiveOp.ALL_REDUCE, 2, 1, 1e9),
+        fit(CollectiveOp.ALL_REDUCE, 4, 1, 2e9),
+        fit(CollectiveOp.ALL_REDUCE, 2, 8, 3e9, crosses=True),
+        fit(CollectiveOp.ALL_GATHER, 8, 1, 4e9),
+    )
+    network = Network(cluster(2, 8), profile(*fits))
+    assert network.cost(CollectiveOp.ALL_REDUCE, 8, 1).s_per_byte == pytest.approx(2 * 7 / 8 / 2e9)
+    assert network.cost(CollectiveOp.ALL_REDUCE, 16, 1).s_per_byte == pytest.approx(2 * 15 / 16 / 3e9)
+    assert network.cost(CollectiveOp.REDUCE_SCATTER, 8, 1).s_per_byte == pytest.approx(7 / 8 / 4e9)
+
+
+def test_a_level_that_was_not_measured_stays_the_catalogs() -> None:
+    inside_only = profile(fit(CollectiveOp.ALL_REDUCE, 8, 1, 1e9))
+    network, plain = Network(cluster(2, 8), inside_only), Network(cluster(2, 8))
+    assert network.cost(CollectiveOp.ALL_REDUCE, 2, 8) == plain.cost(CollectiveOp.ALL_REDUCE, 2, 8)
+
+
+def test_an_unknown_link_is_an_error_that_says_how_to_measure_it() -> None:
+    network = Network(cluster(1, 8, known=False))
+    with pytest.raises(MissingMeasurementError, match=r"'inside'.*autotune probe collective"):
+        network.cost(CollectiveOp.ALL_REDUCE, 8, 1)
+
+
+def test_columns_are_the_costs_of_each_group() -> None:
+    network = Network(cluster(4, 8, nics=2))
+    sizes, strides = np.array([1.0, 8.0, 4.0, 8.0, 32.0]), np.array([1.0, 1.0, 8.0, 1.0, 1.0])
+    alpha, beta = network.columns(CollectiveOp.REDUCE_SCATTER, sizes, strides)
+    for i in range(len(sizes)):
+        assert (alpha[i], beta[i]) == network.cost(CollectiveOp.REDUCE_SCATTER, int(sizes[i]), int(strides[i]))
+
+
+def test_first_and_last_stage_are_one_pair_within_the_cluster() -> None:
+    """A tied embedding's pair on 8 ranks in 4 stages: ranks 0 and 6, 1 and 7; no rank beyond the last one counts."""
+    assert not geometry(8, 8, 2, 6).crosses_nodes
+    assert geometry(4, 8, 2, 6).crosses_nodes

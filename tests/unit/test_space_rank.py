@@ -1,0 +1,81 @@
+"""Ranking the space: the best that fits first, and answers where nothing is legal or nothing fits."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from autotune.catalog import cluster_from_shorthand, model
+from autotune.cost.estimate import estimate_table, memory_table
+from autotune.errors import IllegalPlanError, NothingFitsError
+from autotune.search.rank import nearest_misses, rank
+from autotune.search.space import Runtime, legal_plans
+from autotune.specs import Plan, Recompute, Space, Workload
+
+LLAMA = model("llama2-7b")
+WORK = Workload(seq_len=2048, global_batch=64)
+
+
+def test_the_best_of_the_whole_space_come_first() -> None:
+    cluster = cluster_from_shorthand("a100-80gb-sxm:1x8")
+    ranking = rank(LLAMA, cluster, WORK, limit=20)
+    table = legal_plans(LLAMA, cluster, WORK)
+    estimates = estimate_table(LLAMA, cluster, WORK, table)
+    speeds = np.sort(estimates.tokens_per_s_per_gpu[estimates.fits])[::-1][:20]
+    assert [item.estimate.tokens_per_s_per_gpu for item in ranking.plans] == speeds.tolist()
+    assert (ranking.legal, ranking.fitting) == (len(table), int(estimates.fits.sum()))
+    assert all(item.estimate.fits for item in ranking.plans)
+    assert ranking.seconds > 0
+    assert ranking.estimates_per_s > 0
+
+
+def test_a_small_space_gives_all_its_plans() -> None:
+    cluster = cluster_from_shorthand("a100-80gb-sxm:1x8")
+    space = Space(tp=(8,), zero_stage=(0,), sequence_parallel=(True,), micro_batch=(1, 2))
+    assert len(rank(LLAMA, cluster, WORK, space, limit=100).plans) == 6
+
+
+def test_nothing_legal_says_why() -> None:
+    cluster = cluster_from_shorthand("a100-80gb-sxm:1x8")
+    odd = Workload(seq_len=2047, global_batch=7)
+    narrow = LLAMA.model_copy(update={"heads": 1, "kv_heads": 1, "layers": 1})
+    with pytest.raises(IllegalPlanError, match="global_batch 7 is not divisible by dp 8"):
+        rank(narrow, cluster, odd)
+    with pytest.raises(IllegalPlanError, match="the space excludes every legal plan"):
+        rank(LLAMA, cluster, WORK, Space(tp=(3,)))
+
+
+def test_a_model_that_fits_nowhere_says_what_would_make_it_fit() -> None:
+    spec, cluster = model("llama3-70b"), cluster_from_shorthand("a100-80gb-sxm:1x8")
+    with pytest.raises(NothingFitsError) as caught:
+        rank(spec, cluster, WORK)
+    misses = caught.value.misses
+    table = legal_plans(spec, cluster, WORK)
+    needs = memory_table(spec, cluster, WORK, table).peak_memory_bytes
+    assert misses[0]["needs_bytes"] == needs.min()
+    assert misses[0]["missing_bytes"] == needs.min() - cluster.device.memory_bytes
+    assert misses[0]["has_bytes"] == cluster.device.memory_bytes
+    assert "2 nodes of 8" in str(misses[0]["would_fit_if"])
+    # What it says is true: twice the nodes fit.
+    assert rank(spec, cluster_from_shorthand("a100-80gb-sxm:2x8"), WORK).fitting > 0
+
+
+def test_misses_on_one_node_without_a_link_between_nodes() -> None:
+    spec, cluster = model("llama3-70b"), cluster_from_shorthand("a100-80gb-sxm:1x8")
+    alone = cluster.model_copy(update={"inter": None})
+    table = legal_plans(spec, alone, WORK, runtime=Runtime.TORCH)
+    with pytest.raises(NothingFitsError, match="2 nodes"):
+        nearest_misses(spec, alone, WORK, table, runtime=Runtime.TORCH)
+
+
+def test_no_misses_where_something_fits() -> None:
+    cluster = cluster_from_shorthand("a100-80gb-sxm:1x8")
+    nearest_misses(LLAMA, cluster, WORK, legal_plans(LLAMA, cluster, WORK))
+
+
+def test_of_equally_fast_plans_the_one_with_less_memory_is_first() -> None:
+    """1F1B and GPipe take the same time in the cost model; GPipe keeps more."""
+    cluster = cluster_from_shorthand("a100-80gb-sxm:1x8")
+    space = Space(tp=(2,), pp=(4,), vpp=(1,), micro_batch=(1,), recompute=(Recompute.FULL,), sequence_parallel=(True,))
+    plans: list[Plan] = [item.plan for item in rank(LLAMA, cluster, WORK, space).plans]
+    assert [plan.schedule.value for plan in plans] == ["1f1b", "gpipe"]
