@@ -8,7 +8,7 @@ from __future__ import annotations
 from autotune.export.arguments import LaunchArguments, Run, flags, refuse
 from autotune.specs import DType, ModelSpec, Norm, Optimizer, Plan, Position, Recompute, Schedule, Workload
 
-NAME = "megatron-lm"
+NAME = "megatron"
 # Megatron-FSDP's names of the ZeRO stages (its developer guide, ShardingStrategy).
 SHARDING = {2: "optim_grads", 3: "optim_grads_params"}
 
