@@ -6,16 +6,17 @@ rank = (pp_index * dp + dp_index) * tp + tp_index.
 
 from __future__ import annotations
 
-import gc
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import torch
 import torch.distributed as dist
 from torch.distributed.tensor.debug import _clear_sharding_prop_cache
 
-Ranks = tuple[int, ...]
+from autotune.specs import ModelSpec, Plan
+from probes.groups import GroupSet
+from probes.timing import align
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,67 +33,69 @@ class Coordinates:
         return cls(tp=rank % tp, dp=rank // tp % dp, pp=rank // (tp * dp))
 
 
-def axis_lines(world_size: int, width: int, stride: int) -> list[Ranks]:
-    """All lines of an axis: `width` ranks `stride` apart, each rank of the world in one line."""
-    block = width * stride
-    starts = [base + offset for base in range(0, world_size, block) for offset in range(stride)]
-    return [tuple(range(start, start + block, stride)) for start in starts]
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlanGroups:
+    """This rank's group on each axis; None where the axis has one rank and needs none.
 
-
-@dataclass(slots=True)
-class Groups:
-    """Makes groups on all ranks in the same order and remembers its own for `close`.
-
-    A group as wide as the world is the default group: it is lent, never made and never destroyed.
+    `ends` joins first and last pipeline stage where they hold the two copies of a tied embedding. A group as wide as
+    the world is the default group.
     """
 
-    world_size: int
-    _made: list[dist.ProcessGroup] = field(default_factory=list)
+    tp: dist.ProcessGroup | None
+    dp: dist.ProcessGroup | None
+    pp: dist.ProcessGroup | None
+    ends: dist.ProcessGroup | None
 
-    def axis(self, width: int, stride: int, *, single: bool = False) -> dist.ProcessGroup | None:
-        """This rank's group on an axis; None for an axis of one rank, unless `single` asks for that group."""
-        if width == 1 and not single:
-            return None
-        return self.among(axis_lines(self.world_size, width, stride))
+    @classmethod
+    def make(cls, plan: Plan, model: ModelSpec, groups: GroupSet, *, single_dp: bool) -> PlanGroups:
+        """Makes a plan's groups, which `groups` will destroy. All ranks must call it alike.
 
-    def among(self, lines: list[Ranks]) -> dist.ProcessGroup | None:
-        """Makes one group for each line; gives the one this rank is in. All ranks must call it alike."""
-        if len(lines[0]) == self.world_size:
-            return dist.group.WORLD
-        mine: dist.ProcessGroup | None = None
-        for line in lines:
-            group = dist.new_group(list(line))
-            if dist.get_rank() in line:
-                self._made.append(group)
-                mine = group
-        return mine
+        With `single_dp` the dp axis has a group also where it is one rank wide: FSDP wants one.
+        """
+        width = plan.tp * plan.dp
+        tp = axis(groups, plan.tp, 1)
+        dp = axis(groups, plan.dp, plan.tp, single=single_dp)
+        pp = axis(groups, plan.pp, width)
+        ends = None
+        if model.tied and pp is not None:
+            last = (plan.pp - 1) * width
+            ends = pp if plan.pp == 2 else _ends(groups, width, last)
+        return cls(tp=tp, dp=dp, pp=pp, ends=ends)
 
-    def close(self) -> None:
-        """Destroys what was made, newest first. May be called twice."""
-        while self._made:
-            dist.destroy_process_group(self._made.pop())
+
+def axis(groups: GroupSet, width: int, stride: int, *, single: bool = False) -> dist.ProcessGroup | None:
+    """This rank's group of `width` ranks `stride` apart; None for one rank, unless `single` asks for that group.
+
+    An axis as wide as the world is the default group, which is lent and never destroyed.
+    """
+    world_size = dist.get_world_size()
+    if width == 1 and not single:
+        return None
+    if width == world_size:
+        return dist.group.WORLD
+    block = width * stride
+    starts = [base + offset for base in range(0, world_size, block) for offset in range(stride)]
+    return groups.create([range(start, start + block, stride) for start in starts])
+
+
+def _ends(groups: GroupSet, width: int, last: int) -> dist.ProcessGroup | None:
+    """One group for each pair of corresponding ranks of first and last stage, and one for all between, unused."""
+    pairs = [(index, index + last) for index in range(width)]
+    group = groups.create([*pairs, range(width, last)])
+    return group if dist.get_rank() % last < width else None
 
 
 @contextmanager
-def trial_groups(world_size: int) -> Iterator[Groups]:
-    """Groups for one trial; destroyed at its end, also when it raises.
+def trial_groups(device: torch.device) -> Iterator[GroupSet]:
+    """Groups for one trial, destroyed at its end.
 
-    After a trial that went well all ranks meet first, so that none closes a connection that another still reads.
-    DTensor caches shardings by the shape of the mesh, groups included: a later mesh of the same shape would be
-    given the destroyed groups, so those caches go too.
+    All ranks meet first, so that none closes a connection that another still reads. DTensor caches shardings by the
+    shape of the mesh, groups included: a later mesh of the same shape would be given the destroyed groups, so that
+    cache goes too.
     """
-    groups = Groups(world_size)
-    try:
-        yield groups
-        dist.barrier()
-    finally:
-        groups.close()
-        _clear_sharding_prop_cache()
-
-
-def release_memory(device: torch.device) -> None:
-    """Gives back what a finished trial held: cycles of modules and hooks, then the allocator's cache."""
-    gc.collect()
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
-        torch.cuda.empty_cache()
+    with GroupSet() as groups:
+        try:
+            yield groups
+            align(device)
+        finally:
+            _clear_sharding_prop_cache()

@@ -32,7 +32,7 @@ def share_data(stage: Stage, mesh: DeviceMesh, workload: Workload, zero_stage: i
     policy = MixedPrecisionPolicy()
     if workload.dtype is not DType.FP32:
         policy = MixedPrecisionPolicy(param_dtype=dtype, reduce_dtype=TORCH_DTYPES[workload.grad_dtype])
-    if zero_stage == 0:
+    if zero_stage == 0 and mesh.size() > 1:  # on one rank `replicate` would reduce with itself
         share = partial(replicate, mesh=mesh, mp_policy=policy)
         outer = share
     else:

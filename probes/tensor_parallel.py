@@ -19,7 +19,9 @@ from torch import Tensor, nn
 
 from probes.model import Layer, Stage
 
-SEQUENCE = 1  # the dim of (batch, sequence, hidden) that sequence parallelism splits
+# torch 2.13 renamed these two and warns at the old names.
+_all_gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
+_reduce_scatter = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
 
 
 @dataclass(frozen=True, slots=True)
@@ -169,7 +171,7 @@ def _reduced(tensor: Tensor, group: dist.ProcessGroup) -> Tensor:
 def _gathered(tensor: Tensor, group: dist.ProcessGroup) -> Tensor:
     rows, length, width = tensor.shape
     parts = tensor.new_empty(group.size(), rows, length, width)
-    dist.all_gather_into_tensor(parts.flatten(0, 1), tensor.contiguous(), group)
+    _all_gather(parts.flatten(0, 1), tensor.contiguous(), group=group)
     return parts.transpose(0, 1).reshape(rows, group.size() * length, width)
 
 
@@ -177,7 +179,7 @@ def _scattered(tensor: Tensor, group: dist.ProcessGroup) -> Tensor:
     rows, length, width = tensor.shape
     parts = tensor.view(rows, group.size(), length // group.size(), width).transpose(0, 1).contiguous()
     mine = torch.empty_like(parts[0])
-    dist.reduce_scatter_tensor(mine, parts.flatten(0, 1), group=group)
+    _reduce_scatter(mine, parts.flatten(0, 1), group=group)
     return mine
 
 

@@ -18,8 +18,8 @@ from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import FSDPModule
 
-from autotune.specs import DType, Optimizer, StepRequest
-from probes.mesh import Coordinates, Groups
+from autotune.specs import Optimizer, StepRequest
+from probes.mesh import Coordinates, PlanGroups
 from probes.model import Stage
 from probes.parallelize import fill_weights, local_of, share_data
 from probes.pipeline import layers_of_stage, make_schedule, stages_of_rank
@@ -33,21 +33,16 @@ class Training:
         request: a plan that `runnable.check_step` accepts.
         rank: the global rank.
         device: where tensors live.
-        groups: makes the plan's groups; the caller closes it.
+        axes: the plan's groups; whoever made them destroys them.
     """
 
-    def __init__(self, request: StepRequest, rank: int, device: torch.device, groups: Groups) -> None:
+    def __init__(self, request: StepRequest, rank: int, device: torch.device, axes: PlanGroups) -> None:
         plan = request.plan
         self.request, self.device = request, device
         self.place = Coordinates.of_rank(rank, plan.tp, plan.dp)
         self.micro_batches = request.workload.global_batch // (plan.dp * plan.micro_batch)
-        mixed = request.workload.dtype is not DType.FP32
-        self.tp = groups.axis(plan.tp, 1)
-        # Mixed precision is FSDP's also on one replica; fp32 on one replica needs no copy apart from the masters.
-        dp = groups.axis(plan.dp, plan.tp, single=mixed)
-        pp_group = groups.axis(plan.pp, plan.tp * plan.dp)
-        self.ends = _ends_group(groups, request, pp_group)
-        self.mesh = None if dp is None else DeviceMesh.from_group(dp, device.type, mesh_dim_names=("dp",))
+        self.tp, self.ends = axes.tp, axes.ends
+        self.mesh = None if axes.dp is None else DeviceMesh.from_group(axes.dp, device.type, mesh_dim_names=("dp",))
         self.indices = stages_of_rank(self.place.pp, plan.pp, plan.vpp)
         self.chunks = [self._chunk(index) for index in self.indices]
         self.parameters = [parameter for chunk in self.chunks for parameter in chunk.parameters()]
@@ -57,8 +52,8 @@ class Training:
         self.masters = [local_of(parameter).detach() for parameter in self.parameters]
         self.optimizer = make_optimizer(request, self.masters)
         self.schedule: Any = None
-        if pp_group is not None:
-            self.schedule = make_schedule(request, self.chunks, self.indices, pp_group, device, self.loss)
+        if axes.pp is not None:
+            self.schedule = make_schedule(request, self.chunks, self.indices, axes.pp, device, self.loss)
 
     def _chunk(self, index: int) -> Stage:
         plan, model = self.request.plan, self.request.model
@@ -145,20 +140,6 @@ def sum_together(gradients: Sequence[Tensor], group: dist.ProcessGroup) -> None:
     dist.all_reduce(flat, group=group)
     for part, total in zip(parts, flat.split([part.numel() for part in parts]), strict=True):
         part.copy_(total.view_as(part))
-
-
-def _ends_group(
-    groups: Groups, request: StepRequest, pp_group: dist.ProcessGroup | None
-) -> dist.ProcessGroup | None:
-    """The group of first and last stage, over which a tied embedding's gradient is summed; None where none is."""
-    plan = request.plan
-    if not request.model.tied or pp_group is None:
-        return None
-    if plan.pp == 2:
-        return pp_group
-    width = plan.tp * plan.dp
-    group = groups.among([(index, index + (plan.pp - 1) * width) for index in range(width)])
-    return group
 
 
 def make_optimizer(request: StepRequest, masters: list[Tensor]) -> torch.optim.Optimizer:
