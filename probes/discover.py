@@ -70,7 +70,7 @@ def gpus() -> list[Gpu]:
     """The GPUs that ranks could use here. Empty without a driver, or where torch is built without GPUs."""
     if not any(Path(trace).exists() for trace in _DRIVER_TRACES) and shutil.which("nvidia-smi") is None:
         return []
-    answer = _output([sys.executable, "-c", _ASK_TORCH], _TORCH_S)
+    answer = _output([sys.executable, "-P", "-c", _ASK_TORCH], _TORCH_S)
     return parse_torch(answer) if answer is not None else parse_query(_smi("--query-gpu=name,memory.total"))
 
 

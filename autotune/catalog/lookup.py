@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -30,12 +31,11 @@ def load_model(ref: str) -> ModelSpec:
     """
     if any(preset.name == ref.lower() for preset in models()):
         return model(ref)
-    path = Path(ref)
     if not _is_path(ref):
         return model(ref)
-    data = _document(path)
+    data = _document(Path(ref))
     if is_hf_config(data):
-        return from_hf_config(data, _config_name(path), what=ref)
+        return from_hf_config(data, _config_name(Path(ref)), what=ref)
     return ModelSpec.from_data(data, ref)
 
 
@@ -49,9 +49,8 @@ def load_cluster(ref: str, stored: Callable[[str], ClusterSpec | None]) -> Clust
     Raises:
         InputError: none of the three, or one that cannot be used.
     """
-    path = Path(ref)
-    if path.is_file() or (_is_path(ref) and not is_shorthand(ref)):
-        return ClusterSpec.from_data(_document(path), ref)
+    if os.path.isfile(ref) or (_is_path(ref) and not is_shorthand(ref)):
+        return ClusterSpec.from_data(_document(Path(ref)), ref)
     found = stored(ref)
     if found is not None:
         return found
@@ -68,7 +67,7 @@ def load_cluster(ref: str, stored: Callable[[str], ClusterSpec | None]) -> Clust
 def _is_path(ref: str) -> bool:
     """Whether the text is meant as a path: it exists, has a separator, or ends like our files."""
     path = Path(ref)
-    return path.suffix.lower() in _SUFFIXES or len(path.parts) > 1 or path.exists()
+    return path.suffix.lower() in _SUFFIXES or len(path.parts) > 1 or os.path.exists(ref)
 
 
 def _document(path: Path) -> dict[str, Any]:

@@ -36,7 +36,7 @@ def export(run: Run) -> LaunchArguments:
         config_name=CONFIG,
         config=yaml.safe_dump(_config(run), sort_keys=False),
         notes=(
-            "Steps, learning rate, initialisation, checkpoints and the dataset (none: random tokens) stand in for yours.",
+            "Steps, learning rate, initialisation, checkpoints and data (random tokens) stand in for yours.",
             "Set CUDA_DEVICE_MAX_CONNECTIONS=1: nanotron asks for it.",
         ),
     )
