@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
-from autotune.cost.activations import TokenBytes, kept_bytes, layer_token_bytes
+from autotune.cost.activations import kept_bytes, layer_token_bytes
 from autotune.cost.layouts import Layouts
 from autotune.cost.parameters import embedding_parameters, head_parameters, layer_parameters
 from autotune.cost.pipeline import StageSlots, in_flight
 from autotune.cost.rows import Rows
-from autotune.cost.table import FULL, FloatColumn
+from autotune.cost.table import FULL, GPIPE, FloatColumn
 from autotune.cost.work import stored_bytes
 from autotune.specs import BytesByPart, DType, ModelSpec, Optimizer, Workload
 
@@ -55,6 +56,13 @@ def stage_parameters(model: ModelSpec, layouts: Layouts, slots: StageSlots) -> S
     return StageParameters(dense, slots.moe_layers * experts_rank, largest)
 
 
+Kinds = Sequence[tuple[FloatColumn, FloatColumn]]
+"""(bytes kept, working set) of one layer of each kind: dense, and mixture of experts if there are any."""
+
+Staged = tuple[dict[str, FloatColumn], FloatColumn, FloatColumn]
+"""(bytes by part, stage index, total)."""
+
+
 class MemoryModel:
     """The bytes of the plans of one table; built once, applied piece by piece."""
 
@@ -68,17 +76,21 @@ class MemoryModel:
 
     def peak(self, rows: Rows) -> tuple[dict[str, FloatColumn], FloatColumn]:
         """(bytes by part on the worst stage, that stage's index)."""
-        best = self._stage(0, rows)
+        kinds = [kept_bytes(self._dense, rows)]
+        if self._moe is not None:
+            kinds.append(kept_bytes(self._moe, rows))
+        best = self._stage(0, rows, kinds)
         for slot in range(1, len(self._slots)):
-            best = _larger(best, self._stage(slot, rows))
+            best = _larger(best, self._stage(slot, rows, kinds))
         parts, stage, _ = best
         return parts, stage
 
-    def _stage(self, slot: int, rows: Rows) -> tuple[dict[str, FloatColumn], FloatColumn, FloatColumn]:
+    def _stage(self, slot: int, rows: Rows, kinds: Kinds) -> Staged:
         """(bytes by part, stage index, total) of one candidate stage."""
         stage = self._slots.index[slot][rows.layout]
         parts = self._states(slot, rows)
-        parts["activations"], parts["logits"] = self._activations(slot, stage, rows)
+        parts["activations"] = self._activations(slot, stage, rows, kinds) + self._head_inputs(slot, rows)
+        parts["logits"] = self._logits(slot, rows)
         parts["buffers"] = self._buffers(slot, rows)
         total = sum(parts.values(), np.zeros(1))
         return parts, stage, total
@@ -97,34 +109,38 @@ class MemoryModel:
             "optimizer": optimizer_bytes(self._workload) * np.where(zero >= 1, divided, dense),
         }
 
-    def _activations(self, slot: int, stage: FloatColumn, rows: Rows) -> tuple[FloatColumn, FloatColumn]:
-        """(activations, logits): in flight by schedule; the last stage also has the head's input and the loss."""
+    def _activations(self, slot: int, stage: FloatColumn, rows: Rows, kinds: Kinds) -> FloatColumn:
+        """What the stage's layers keep of all micro-batches in flight, and one layer's working set to recompute in."""
         pp, vpp = self._layouts.pp[rows.layout], self._layouts.vpp[rows.layout]
+        kept, working = np.zeros(1), np.zeros(1)
+        for counts, (layer_kept, layer_working) in zip(
+            (self._slots.dense_layers, self._slots.moe_layers), kinds, strict=False
+        ):
+            count = counts[slot][rows.layout]
+            kept = kept + count * layer_kept
+            working = np.maximum(working, np.where(count > 0, layer_working, 0.0))
         flight = in_flight(stage, pp, vpp, rows.micro_batches, rows.schedule)
-        kept, working = self._layers(slot, rows)
-        activations = flight * kept + np.where(rows.recompute == FULL, working, 0.0)
-        last = self._slots.last[slot][rows.layout]
-        size, h = stored_bytes(self._workload.dtype), self._model.hidden
-        # Only GPipe keeps the loss of more than one micro-batch: elsewhere backward follows at once.
-        losses = np.where(rows.schedule == 0, rows.micro_batches, 1.0)
-        last_tokens = last * rows.tokens
-        activations += losses * last_tokens * (2.0 * size * h) / rows.spread
-        logits = last_tokens * (losses * (size + 4.0) + 4.0) * (self._model.vocab / rows.tp)
-        return activations, logits
+        activations: FloatColumn = flight * kept + np.where(rows.recompute == FULL, working, 0.0)
+        return activations
 
-    def _layers(self, slot: int, rows: Rows) -> tuple[FloatColumn, FloatColumn]:
-        """(kept bytes of all layers of the stage for one micro-batch, working set of its largest layer)."""
-        kept, working = self._kind(self._dense, self._slots.dense_layers[slot], rows)
-        if self._moe is None:
-            return kept, working
-        more, larger = self._kind(self._moe, self._slots.moe_layers[slot], rows)
-        return kept + more, np.maximum(working, larger)
+    def _losses(self, slot: int, rows: Rows) -> tuple[FloatColumn, FloatColumn]:
+        """(tokens of a micro-batch on the last stage and 0 elsewhere, losses kept).
 
-    @staticmethod
-    def _kind(layer: TokenBytes, counts: FloatColumn, rows: Rows) -> tuple[FloatColumn, FloatColumn]:
-        count = counts[rows.layout]
-        kept, working = kept_bytes(layer, rows)
-        return count * kept, np.where(count > 0, working, 0.0)
+        Only GPipe keeps the loss of more than one micro-batch: elsewhere backward follows at once.
+        """
+        return self._slots.last[slot][rows.layout] * rows.tokens, np.where(
+            rows.schedule == GPIPE, rows.micro_batches, 1.0
+        )
+
+    def _head_inputs(self, slot: int, rows: Rows) -> FloatColumn:
+        """The inputs of the final norm and of the output matrix."""
+        tokens, losses = self._losses(slot, rows)
+        return losses * tokens * (2.0 * stored_bytes(self._workload.dtype) * self._model.hidden) / rows.spread
+
+    def _logits(self, slot: int, rows: Rows) -> FloatColumn:
+        """Logits in the compute dtype and their fp32 copy of each loss that is kept, and one fp32 gradient."""
+        tokens, losses = self._losses(slot, rows)
+        return tokens * (losses * (stored_bytes(self._workload.dtype) + 4.0) + 4.0) * (self._model.vocab / rows.tp)
 
     def _buffers(self, slot: int, rows: Rows) -> FloatColumn:
         """Pipeline messages, ZeRO-3's gathered layers, and a layer's full gradients under ZeRO-2 and 3."""
@@ -134,9 +150,6 @@ class MemoryModel:
         gathered = np.where(zero >= 3, GATHERED_LAYERS * size * layer, 0.0)
         gradients = np.where(zero >= 2, self._workload.grad_dtype.size_bytes * layer, 0.0)
         return piped * rows.tokens / rows.spread + gathered + gradients
-
-
-Staged = tuple[dict[str, FloatColumn], FloatColumn, FloatColumn]
 
 
 def _larger(one: Staged, other: Staged) -> Staged:
