@@ -84,8 +84,10 @@ def _exchange(sent: torch.Tensor, group: dist.ProcessGroup) -> Callable[[], None
     peer = dist.get_global_rank(group, 1 - dist.get_rank(group))
 
     def call() -> None:
-        sends = [dist.P2POp(dist.isend, sent, peer, group), dist.P2POp(dist.irecv, received, peer, group)]
-        for work in dist.batch_isend_irecv(sends):
+        # The receive first: gloo announces it on the connection that a send would already fill, and the two directions
+        # would then take turns instead of running at once.
+        pair = [dist.P2POp(dist.irecv, received, peer, group), dist.P2POp(dist.isend, sent, peer, group)]
+        for work in dist.batch_isend_irecv(pair):
             work.wait()
 
     return call

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
-import importlib.util
 import itertools
 import tempfile
 import time
@@ -32,7 +30,7 @@ from autotune.specs import (
     StepRequest,
 )
 from autotune.tuning.ports import OnProgress
-from probes import collective_report
+from probes import collective_report, layer_report, step_report
 from probes.launch.channel import Message
 from probes.launch.failures import RankFailure, tail_of
 from probes.launch.gathering import Gathered
@@ -70,7 +68,7 @@ class LocalProber:
         self._pool = RankPool(
             cluster,
             self._ranks,
-            preload=tuple(m for m in _MODULES.values() if importlib.util.find_spec(m)),
+            preload=tuple(_MODULES.values()),
             placements=placements,
         )
         self._log_root = log_dir
@@ -176,11 +174,8 @@ def _merged(request: ProbeRequest, reports: Mapping[int, dict[str, Any]], cluste
     if isinstance(request, CollectiveRequest):
         return collective_report.merge(request, reports)
     if isinstance(request, LayerRequest):
-        readings: Readings = importlib.import_module("probes.layer_report").merge(request, reports)
-        return readings
-    peak = cluster.device.peak_flops_per_s.get(request.workload.dtype)
-    readings = importlib.import_module("probes.step_report").merge(request, reports, peak)
-    return readings
+        return layer_report.merge(request, reports)
+    return step_report.merge(request, reports, cluster.device.peak_flops_per_s.get(request.workload.dtype))
 
 
 class _Watch:

@@ -1,0 +1,113 @@
+"""Probes across a real link of known speed: two network namespaces joined by a veth pair with a token bucket."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import uuid
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+from conftest import cpu_cluster
+
+from autotune.specs import CollectiveOp, CollectiveReading, CollectiveRequest
+from probes.launch import LocalProber, Placement
+
+LIMIT = "100mbit"
+LIMIT_BYTES_PER_S = 100e6 / 8
+TOLERANCE = 0.15
+
+pytestmark = pytest.mark.netns
+
+
+def command(*words: str) -> None:
+    subprocess.run(words, check=True, capture_output=True, text=True, timeout=20)
+
+
+def why_not() -> str | None:
+    """Why namespaces cannot be used here, or None."""
+    if os.geteuid() != 0:
+        return "needs root for network namespaces"
+    missing = [name for name in ("ip", "tc") if shutil.which(name) is None]
+    return f"needs {', '.join(missing)} (iproute2)" if missing else None
+
+
+@contextmanager
+def namespaces(rate: str | None) -> Iterator[list[Placement]]:
+    """Two namespaces joined by a link of that rate each way (tc's words, None for no limit): a placement in each."""
+    reason = why_not()
+    if reason is not None:
+        pytest.skip(reason)
+    names = [f"autotune-{uuid.uuid4().hex[:8]}-{side}" for side in "ab"]
+    devices = ["probe-a", "probe-b"]
+    try:
+        for name in names:
+            command("ip", "netns", "add", name)
+        peer = ("type", "veth", "peer", "name", devices[1], "netns", names[1])
+        command("ip", "link", "add", devices[0], "netns", names[0], *peer)
+        for number, (name, device) in enumerate(zip(names, devices, strict=True), start=1):
+            inside = ("ip", "netns", "exec", name)
+            command(*inside, "ip", "address", "add", f"10.231.77.{number}/24", "dev", device)
+            command(*inside, "ip", "link", "set", device, "up")
+            command(*inside, "ip", "link", "set", "lo", "up")
+            if rate is not None:
+                limit = ("rate", rate, "burst", "128kb", "latency", "20ms")
+                command(*inside, "tc", "qdisc", "add", "dev", device, "root", "tbf", *limit)
+        yield [
+            Placement(
+                command_prefix=("ip", "netns", "exec", name),
+                environment={"GLOO_SOCKET_IFNAME": device},
+                address=f"10.231.77.{number}",
+            )
+            for number, (name, device) in enumerate(zip(names, devices, strict=True), start=1)
+        ]
+    finally:
+        for name in names:
+            subprocess.run(["ip", "netns", "delete", name], check=False, capture_output=True, timeout=20)
+
+
+@pytest.fixture(scope="module")
+def limited(_rank_environment: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalProber]:
+    """One rank on each side of a link of LIMIT."""
+    with (
+        namespaces(LIMIT) as placements,
+        LocalProber(cpu_cluster(2), log_dir=tmp_path_factory.mktemp("link"), placements=placements) as prober,
+    ):
+        yield prober
+
+
+def read(prober: LocalProber, op: CollectiveOp, group_size: int, stride: int) -> CollectiveReading:
+    size = (1 << 20,)
+    request = CollectiveRequest(op=op, group_size=group_size, stride=stride, sizes_bytes=size, iterations=5)
+    outcome = prober.run(request, deadline_s=60)
+    assert outcome.failure is None
+    reading = outcome.readings[0]
+    assert isinstance(reading, CollectiveReading)
+    return reading
+
+
+@pytest.mark.parametrize("op", [CollectiveOp.SEND_RECV, CollectiveOp.ALL_REDUCE])
+def test_a_limited_link_is_read_as_what_it_is(limited: LocalProber, op: CollectiveOp) -> None:
+    reading = read(limited, op, 2, 1)
+    assert reading.busbw_bytes_per_s == pytest.approx(LIMIT_BYTES_PER_S, rel=TOLERANCE)
+
+
+@pytest.mark.parametrize("op", [CollectiveOp.ALL_GATHER, CollectiveOp.REDUCE_SCATTER, CollectiveOp.ALL_TO_ALL])
+def test_no_operation_reads_more_than_the_link_gives(limited: LocalProber, op: CollectiveOp) -> None:
+    # gloo does not fill both directions at once here (it reduce-scatters by an all-reduce, for one).
+    assert read(limited, op, 2, 1).busbw_bytes_per_s < LIMIT_BYTES_PER_S * (1 + TOLERANCE)
+
+
+@pytest.mark.usefixtures("_rank_environment")
+def test_groups_that_share_a_link_share_its_speed(tmp_path: Path) -> None:
+    with (
+        namespaces(LIMIT) as (left, right),
+        LocalProber(cpu_cluster(4), log_dir=tmp_path, placements=[left, left, right, right]) as prober,
+    ):
+        inside = read(prober, CollectiveOp.SEND_RECV, 2, 1)
+        assert inside.busbw_bytes_per_s > 2 * LIMIT_BYTES_PER_S
+        across = read(prober, CollectiveOp.SEND_RECV, 2, 2)
+        assert across.busbw_bytes_per_s == pytest.approx(LIMIT_BYTES_PER_S / 2, rel=TOLERANCE)
