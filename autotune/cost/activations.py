@@ -24,13 +24,15 @@ class TokenBytes:
     """Bytes a token of one layer: `sharded` is divided by tp, `whole` only with sequence parallelism.
 
     `core` is the part of `sharded` that selective recomputation drops, `entry` the layer's input, which is all
-    that full recomputation keeps.
+    that full recomputation keeps. `gradients` is what backward through the MLP holds at once: the gradients of its
+    inner tensors.
     """
 
     sharded: float
     whole: float
     core: float
     entry: float
+    gradients: float
 
 
 def layer_token_bytes(model: ModelSpec, workload: Workload, *, moe: bool) -> TokenBytes:
@@ -43,7 +45,13 @@ def layer_token_bytes(model: ModelSpec, workload: Workload, *, moe: bool) -> Tok
     width = (model.top_k + model.shared_experts) * model.expert_ffn if moe else model.ffn
     # An MLP keeps its activation's input and output; a gated one also the second factor and the product.
     sharded = _attention_width(model) + (4.0 if model.gated else 2.0) * width
-    return TokenBytes(sharded=size * sharded + core, whole=size * whole, core=core, entry=float(size * h))
+    return TokenBytes(
+        sharded=size * sharded + core,
+        whole=size * whole,
+        core=core,
+        entry=float(size * h),
+        gradients=size * (3.0 if model.gated else 2.0) * width,
+    )
 
 
 def _attention_width(model: ModelSpec) -> float:
@@ -62,7 +70,12 @@ def _latent_width(model: ModelSpec) -> float:
 
 
 def kept_bytes(layer: TokenBytes, rows: Rows) -> tuple[FloatColumn, FloatColumn]:
-    """(bytes a layer keeps for one micro-batch, bytes of one layer's full working set)."""
+    """(bytes a layer keeps for one micro-batch, bytes that its backward needs for a while).
+
+    The latter are its gradients, and with full recomputation its working set, made again.
+    """
     working = rows.tokens * (layer.sharded / rows.tp + layer.whole / rows.spread)
     kept = np.where(rows.recompute == SELECTIVE, working - rows.tokens * (layer.core / rows.tp), working)
-    return np.where(rows.recompute == FULL, rows.tokens * (layer.entry / rows.spread), kept), working
+    full = rows.recompute == FULL
+    gradients = rows.tokens * (layer.gradients / rows.tp)
+    return np.where(full, rows.tokens * (layer.entry / rows.spread), kept), gradients + np.where(full, working, 0.0)

@@ -9,6 +9,7 @@ import numpy as np
 from autotune.cost.layouts import Layouts
 from autotune.cost.memory import StageParameters
 from autotune.cost.network import Network
+from autotune.cost.pipeline import StageSlots
 from autotune.cost.rows import Rows
 from autotune.cost.table import FloatColumn
 from autotune.cost.work import BACKWARD_SHARE, stored_bytes
@@ -16,9 +17,6 @@ from autotune.specs import CollectiveOp, ModelSpec, Workload
 
 DP_OVERLAP = 0.5
 """Assumption: at most this share of data-parallel communication hides under the computation it runs beside."""
-
-BUCKET_BYTES = 2.0**25
-"""Gradients are reduced in buckets of this size: each pays the latency of a collective."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -35,9 +33,18 @@ class GradientCosts:
 
 
 def gradient_costs(
-    model: ModelSpec, workload: Workload, layouts: Layouts, parameters: StageParameters, network: Network
+    model: ModelSpec,
+    workload: Workload,
+    layouts: Layouts,
+    slots: StageSlots,
+    parameters: StageParameters,
+    network: Network,
 ) -> GradientCosts:
-    """Costs of the collectives over dp*cp (dense parameters) and dp*cp/ep ranks (experts)."""
+    """Costs of the collectives over dp*cp (dense parameters) and dp*cp/ep ranks (experts).
+
+    There is one collective a layer and one for the embedding or head: each pays the latency.
+    """
+    collectives = (slots.dense_layers + slots.moe_layers).max(axis=0, initial=0.0) + 1.0
     gradient, stored = workload.grad_dtype.size_bytes, stored_bytes(workload.dtype)
     groups = [(parameters.dense, layouts.shards, layouts.tp)]
     if model.experts:
@@ -47,8 +54,7 @@ def gradient_costs(
         total = np.zeros(len(layouts))
         for held, size, stride in groups:
             alpha, beta = network.columns(op, size, stride)
-            payload = size_bytes * held.max(axis=0)
-            total += alpha * np.ceil(payload / BUCKET_BYTES) + payload * beta
+            total += alpha * collectives + size_bytes * held.max(axis=0, initial=0.0) * beta
         return total
 
     return GradientCosts(

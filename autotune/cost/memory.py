@@ -12,7 +12,7 @@ from autotune.cost.layouts import Layouts
 from autotune.cost.parameters import embedding_parameters, head_parameters, layer_parameters
 from autotune.cost.pipeline import StageSlots, in_flight
 from autotune.cost.rows import Rows
-from autotune.cost.table import FULL, GPIPE, FloatColumn
+from autotune.cost.table import GPIPE, FloatColumn
 from autotune.cost.work import stored_bytes
 from autotune.specs import BytesByPart, DType, ModelSpec, Optimizer, Workload
 
@@ -57,7 +57,7 @@ def stage_parameters(model: ModelSpec, layouts: Layouts, slots: StageSlots) -> S
 
 
 Kinds = Sequence[tuple[FloatColumn, FloatColumn]]
-"""(bytes kept, working set) of one layer of each kind: dense, and mixture of experts if there are any."""
+"""(bytes kept, bytes backward needs) of one layer of each kind: dense, and mixture of experts if there are any."""
 
 Staged = tuple[dict[str, FloatColumn], FloatColumn, FloatColumn]
 """(bytes by part, stage index, total)."""
@@ -89,8 +89,11 @@ class MemoryModel:
         """(bytes by part, stage index, total) of one candidate stage."""
         stage = self._slots.index[slot][rows.layout]
         parts = self._states(slot, rows)
-        parts["activations"] = self._activations(slot, stage, rows, kinds) + self._head_inputs(slot, rows)
-        parts["logits"] = self._logits(slot, rows)
+        kept, backward = self._activations(slot, stage, rows, kinds)
+        logits = self._logits(slot, rows)
+        # The loss is done with before backward reaches a layer: only what this needs beyond the logits counts.
+        parts["activations"] = kept + self._head_inputs(slot, rows) + np.maximum(backward - logits, 0.0)
+        parts["logits"] = logits
         parts["buffers"] = self._buffers(slot, rows)
         total = sum(parts.values(), np.zeros(1))
         return parts, stage, total
@@ -109,19 +112,17 @@ class MemoryModel:
             "optimizer": optimizer_bytes(self._workload) * np.where(zero >= 1, divided, dense),
         }
 
-    def _activations(self, slot: int, stage: FloatColumn, rows: Rows, kinds: Kinds) -> FloatColumn:
-        """What the stage's layers keep of all micro-batches in flight, and one layer's working set to recompute in."""
+    def _activations(self, slot: int, stage: FloatColumn, rows: Rows, kinds: Kinds) -> tuple[FloatColumn, FloatColumn]:
+        """(what the stage's layers keep of all micro-batches in flight, what one layer's backward needs)."""
         pp, vpp = self._layouts.pp[rows.layout], self._layouts.vpp[rows.layout]
-        kept, working = np.zeros(1), np.zeros(1)
-        for counts, (layer_kept, layer_working) in zip(
+        kept, backward = np.zeros(1), np.zeros(1)
+        for counts, (layer_kept, layer_backward) in zip(
             (self._slots.dense_layers, self._slots.moe_layers), kinds, strict=False
         ):
             count = counts[slot][rows.layout]
             kept = kept + count * layer_kept
-            working = np.maximum(working, np.where(count > 0, layer_working, 0.0))
-        flight = in_flight(stage, pp, vpp, rows.micro_batches, rows.schedule)
-        activations: FloatColumn = flight * kept + np.where(rows.recompute == FULL, working, 0.0)
-        return activations
+            backward = np.maximum(backward, np.where(count > 0, layer_backward, 0.0))
+        return in_flight(stage, pp, vpp, rows.micro_batches, rows.schedule) * kept, backward
 
     def _losses(self, slot: int, rows: Rows) -> tuple[FloatColumn, FloatColumn]:
         """(tokens of a micro-batch on the last stage and 0 elsewhere, losses kept).

@@ -73,7 +73,7 @@ class TimeModel:
         self._exchange = network.columns(CollectiveOp.ALL_TO_ALL, layouts.ep, layouts.tp)
         block = layouts.tp * layouts.cp * layouts.dp
         self._message = network.columns(CollectiveOp.SEND_RECV, layouts.pp, block)
-        self._gradients = gradient_costs(model, workload, layouts, parameters, network)
+        self._gradients = gradient_costs(model, workload, layouts, slots, parameters, network)
         self._held = (parameters.dense.max(axis=0), parameters.experts.max(axis=0))
 
     def step(self, rows: Rows) -> dict[str, FloatColumn]:

@@ -218,3 +218,16 @@ def test_memory_needs_no_speeds() -> None:
     workload = Workload(seq_len=512, global_batch=64)
     found = memory_table(LLAMA, unknown, workload, table)
     assert found.peak_memory_bytes[0] == estimate(LLAMA, cluster, workload, table.plan(0)).peak_memory_bytes
+
+
+def test_backward_of_one_layer_and_the_loss_take_turns() -> None:
+    """Full recomputation: L inputs of 2·s·b·h, then the larger of the loss and a layer made again with its gradients."""
+    workload = Workload(seq_len=2048, global_batch=8)
+    spec = LLAMA.model_copy(update={"vocab": 8})
+    tokens, h, f = 2048, spec.hidden, spec.ffn
+    layer = tokens * (2 * (4 * h + 4 * h + 4 * f) + 4 * spec.heads + 2 * 3 * f)
+    found = bytes_of(spec, workload, Plan(recompute=Recompute.FULL))
+    ends = 2 * tokens * 2 * h
+    assert found.activations == pytest.approx(tokens * 2 * h * spec.layers + ends + layer - found.logits)
+    loss_rules = bytes_of(LLAMA.model_copy(update={"vocab": 10**6}), workload, Plan(recompute=Recompute.FULL))
+    assert loss_rules.activations == pytest.approx(tokens * 2 * h * spec.layers + ends)
