@@ -83,10 +83,10 @@ def export(store: SessionStore, table: str, format: Format | str, path: str | Pa
 def _query(table: str) -> tuple[list[InstrumentedAttribute[Any]], Select[*tuple[Any, ...]]]:
     columns: list[InstrumentedAttribute[Any]]
     if table == "trials":
-        named = (TuningRow.model_name, TuningRow.model_key, TuningRow.cluster_name, TuningRow.cluster_key)
-        request = [*_columns(TrialRow), *named, TuningRow.workload_key]
-        taken = {column.key for column in request} | {"trial_id", "probe_run_id"}
-        columns = [*request, *[column for column in _columns(StepRow) if column.key not in taken]]
+        asked = [column for column in _columns(TuningRow) if column.key in REQUEST_COLUMNS]
+        columns = [*_columns(TrialRow), *asked]
+        taken = {column.key for column in columns} | {"trial_id", "probe_run_id"}
+        columns += [column for column in _columns(StepRow) if column.key not in taken]
         query = select(*columns).join(TuningRow, TuningRow.id == TrialRow.tuning_id)
         query = query.outerjoin(StepRow, StepRow.trial_id == TrialRow.id)
         return columns, query.order_by(TrialRow.started_at, TrialRow.id)
@@ -98,6 +98,10 @@ def _query(table: str) -> tuple[list[InstrumentedAttribute[Any]], Select[*tuple[
     return columns, select(*columns).order_by(order)
 
 
+REQUEST_COLUMNS = (
+    "model_name", "model_key", "cluster_name", "cluster_key", "devices", "workload_key", "seq_len", "global_batch",
+    "dtype",
+)  # fmt: skip
 PLAIN: dict[str, tuple[type[Base], InstrumentedAttribute[Any]]] = {
     "tunings": (TuningRow, TuningRow.created_at),
     "probes": (ProbeRow, ProbeRow.finished_at),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from functools import lru_cache
 from typing import Any
 
@@ -23,7 +24,7 @@ RUN_COLUMNS = (
     | dict.fromkeys(("gpus_per_node", "num_gpus", "tp", "pp", "cp", "ep", "dp", "vpp"), COUNT)
     | {"sp": "boolean"}
     | dict.fromkeys(("zero_stage", "micro_batch", "global_batch"), COUNT)
-    | dict.fromkeys(("recompute", "dtype", "schedule"), TEXT)
+    | dict.fromkeys(("recompute", "dtype", "grad_dtype", "schedule"), TEXT)
     | dict.fromkeys(("tokens_per_s_per_gpu", "tflops_per_gpu", "mfu", "iter_time_s"), FIGURE)
     | dict.fromkeys(("peak_mem_gb", "mem_alloc_gb"), FIGURE)
     | dict.fromkeys(("status", "net_state"), TEXT)
@@ -46,13 +47,34 @@ def run_records(store: SessionStore) -> list[dict[str, Any]]:
         .order_by(TrialRow.started_at, TrialRow.id)
     )
     with store.reading() as session:
+        rows = session.execute(query).all()
+        groups = _groups([tuning for _, tuning, _ in rows])
         return [
             _request(tuning.model_json, tuning.cluster_json, tuning.workload_json)
             | _plan(trial)
             | (_measured(step, tuning) if step else {})
-            | {"status": _status(trial), "source": "autotune", "note": _note(trial)}
-            for trial, tuning, step in session.execute(query)
+            | {"source": "autotune", "group": groups[_keys(tuning)], "status": _status(trial), "note": _note(trial)}
+            for trial, tuning, step in rows
         ]
+
+
+def _keys(tuning: TuningRow) -> tuple[str, str, str]:
+    return tuning.model_key, tuning.cluster_key, tuning.workload_key
+
+
+def _groups(tunings: Iterable[TuningRow]) -> dict[tuple[str, str, str], str]:
+    """A group of comparable runs by what was asked for: model|cluster|sequence length|global batch.
+
+    Where two requests would share that name (a model was replaced by another one of its name, another dtype), the
+    later ones add their keys, as a group must agree in all of it.
+    """
+    groups: dict[tuple[str, str, str], str] = {}
+    for tuning in tunings:
+        keys = _keys(tuning)
+        if keys not in groups:
+            name = f"{tuning.model_name}|{tuning.cluster_name}|{tuning.seq_len}|{tuning.global_batch}"
+            groups[keys] = f"{name}|{'-'.join(keys)}" if name in groups.values() else name
+    return groups
 
 
 @lru_cache(maxsize=64)
@@ -62,11 +84,11 @@ def _request(model_json: str, cluster_json: str, workload_json: str) -> dict[str
     shape = {name: getattr(model, name) for name in ("layers", "hidden", "heads", "kv_heads", "ffn", "vocab")}
     return {
         **shape,
-        "group": f"{model.name}|{cluster.name}|{workload.seq_len}|{workload.global_batch}",
         "model_name": model.name,
         "seq_len": workload.seq_len,
         "global_batch": workload.global_batch,
         "dtype": workload.dtype.value,
+        "grad_dtype": workload.grad_dtype.value,
         "gpu": cluster.device.name,
         "gpu_mem_gb": cluster.device.memory_bytes / 2**30,
         "gpus_per_node": cluster.gpus_per_node,

@@ -66,6 +66,8 @@ class TuningStore(SessionStore):
             raise StoreConflictError(f"trial {trial.id!r} starts as {trial.state.value}; it must be running")
         with self.writing() as session:
             tuning_row(session, trial.tuning_id)
+            if trial.fingerprint_key:
+                fingerprint_row(session, trial.fingerprint_key)
             session.add(rows.trial_row(trial))
             flush_new(session, f"trial {trial.id!r} or number {trial.number} of its tuning exists already")
 

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import multiprocessing
-import os
-import pwd
 import shutil
+import sqlite3
+import subprocess
+import sys
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
-from multiprocessing.connection import Connection
 from pathlib import Path
 
 import optuna
@@ -29,8 +28,32 @@ from storage.maintenance import check, migrate, stats
 from storage.schema import HEAD, REVISIONS, VERSION_TABLE, bring_up_to_date
 from storage.tables import Base
 
+TESTS = Path(__file__).parents[1]
 FIRST_DATA = Path(__file__).parent / "data" / "first_release.sql"
 MIGRATIONS = Path(__file__).parents[2] / "storage" / "migrations"
+
+
+# Opens a database before it gives its rights up, to have imported all that it needs. To root nothing is read-only.
+AS_NOBODY = """
+import os, pwd, sys, tempfile
+from autotune.errors import StoreError
+from storage import open_store
+from store_records import MODEL
+with tempfile.TemporaryDirectory() as directory:
+    open_store(f"sqlite:///{directory}/a.db").close()
+if os.geteuid() == 0:
+    nobody = pwd.getpwnam("nobody")
+    os.setgroups([])
+    os.setresgid(*[nobody.pw_gid] * 3)
+    os.setresuid(*[nobody.pw_uid] * 3)
+try:
+    with open_store(sys.argv[2], read_only=sys.argv[1] == "read") as store:
+        if sys.argv[1] == "write":
+            store.put_model(MODEL)
+        print([model.name for model in store.models()])
+except StoreError as error:
+    print(f"{type(error).__name__}: {error}")
+"""
 
 
 @pytest.fixture
@@ -132,7 +155,7 @@ def test_a_foreign_table_of_our_name_stops_the_migration_whole(url: str, engine:
 @contextmanager
 def studies(url: str) -> Iterator[optuna.storages.RDBStorage]:
     """Optuna's storage, as the search opens it."""
-    storage = optuna.storages.RDBStorage(locate(url).url.render_as_string(hide_password=False))
+    storage = optuna.storages.RDBStorage(url)
     yield storage
     storage.remove_session()
     storage.engine.dispose()
@@ -141,16 +164,18 @@ def studies(url: str) -> Iterator[optuna.storages.RDBStorage]:
 @pytest.mark.parametrize("ours_first", [True, False])
 def test_optuna_lives_in_the_same_database(url: str, ours_first: bool) -> None:
     optuna.logging.set_verbosity(optuna.logging.WARNING)
+    study_url = locate(url).url.render_as_string(hide_password=False)
     if ours_first:
-        open_store(url).close()
-    with studies(url) as storage:
+        with open_store(url) as store:
+            assert store.study_url() == study_url
+    with studies(study_url) as storage:
         study = optuna.create_study(storage=storage, study_name="tuning-1", direction="maximize")
         trial = study.ask()
         trial.suggest_int("tp", 1, 8)
         study.tell(trial, 2.5)
     with open_store(url) as store:
         store.put_model(MODEL)
-    with studies(url) as storage:
+    with studies(study_url) as storage:
         assert optuna.load_study(study_name="tuning-1", storage=storage).best_value == 2.5
     assert check(url).sound
     assert stats(url).rows["models"] == 1
@@ -204,6 +229,12 @@ def test_a_path_with_odd_characters_is_one_file(tmp_path: Path) -> None:
     path.parent.mkdir()
     with open_store(f"sqlite:///{path}") as store:
         store.put_model(MODEL)
+        with studies(store.study_url()):
+            pass
+    with sqlite3.connect(path) as connection:
+        names = {name for (name,) in connection.execute("SELECT name FROM sqlite_master")}
+    connection.close()
+    assert {"studies", "tunings"} <= names
     assert [each.name for each in path.parent.iterdir()] == ["å db.db"]
 
 
@@ -226,38 +257,16 @@ def test_a_postgres_server_that_only_reads(postgres: PostgresServer) -> None:
         open_store(postgres.url(empty))
 
 
-def _as_nobody(connection: Connection, work: Callable[[str], str], url: str) -> None:
-    if os.geteuid() == 0:  # to root nothing is read-only
-        nobody = pwd.getpwnam("nobody")
-        os.setgroups([])
-        os.setresgid(*[nobody.pw_gid] * 3)
-        os.setresuid(*[nobody.pw_uid] * 3)
-    try:
-        connection.send(work(url))
-    except StoreError as error:
-        connection.send(f"{type(error).__name__}: {error}")
+def as_nobody(work: str, path: Path) -> str:
+    """The answer of a process that permissions hold for."""
+    command = [sys.executable, "-c", AS_NOBODY, work, f"sqlite:///{path}"]
+    done = subprocess.run(command, cwd=TESTS, capture_output=True, text=True, timeout=60, check=True)
+    return done.stdout.strip()
 
 
-def as_nobody(work: Callable[[str], str], url: str) -> str:
-    """The answer of `work` in a process that permissions hold for."""
-    ours, theirs = multiprocessing.Pipe()
-    process = multiprocessing.get_context("fork").Process(target=_as_nobody, args=(theirs, work, url))
-    process.start()
-    assert ours.poll(60)
-    answer: str = ours.recv()
-    process.join(60)
-    return answer
-
-
-def write_model(url: str) -> str:
-    with open_store(url) as store:
+def write_model(path: Path) -> None:
+    with open_store(f"sqlite:///{path}") as store:
         store.put_model(MODEL)
-    return "written"
-
-
-def read_model(url: str) -> str:
-    with open_store(url, read_only=True) as store:
-        return store.models()[0].name
 
 
 @pytest.fixture
@@ -275,27 +284,26 @@ def test_a_read_only_file_can_be_read_and_says_that_it_cannot_be_written(
     shelf: Path, directory_mode: int, file_mode: int
 ) -> None:
     path = shelf / "autotune.db"
-    url = f"sqlite:///{path}"
-    write_model(url)
+    write_model(path)
     before = path.read_bytes()
     path.chmod(file_mode)
     shelf.chmod(directory_mode)
-    refusal = as_nobody(write_model, url)
+    refusal = as_nobody("write", path)
     assert refusal.startswith("StoreReadOnlyError"), refusal
     assert f"{path} cannot be written" in refusal
-    assert as_nobody(read_model, url) == "tiny"
+    assert as_nobody("read", path) == "['tiny']"
     assert path.read_bytes() == before
 
 
 def test_a_read_only_directory_without_a_database(shelf: Path) -> None:
     shelf.chmod(0o555)
-    refusal = as_nobody(write_model, f"sqlite:///{shelf / 'new.db'}")
+    refusal = as_nobody("write", shelf / "new.db")
     assert refusal.startswith("StoreReadOnlyError"), refusal
 
 
 def test_a_file_that_may_not_be_read(shelf: Path) -> None:
     path = shelf / "autotune.db"
-    write_model(f"sqlite:///{path}")
-    path.chmod(0o600)
-    if path.owner() == "root":
-        assert "no access" in as_nobody(read_model, f"sqlite:///{path}")
+    write_model(path)
+    path.chmod(0)
+    for work in ("read", "write"):
+        assert as_nobody(work, path) == f"StoreError: {path} cannot be opened: no access"

@@ -17,6 +17,7 @@ from store_records import (
     LAYER_OUTCOME,
     LAYER_REQUEST,
     MOMENT,
+    WORKLOAD,
     profile,
     step_reading,
     trial,
@@ -24,7 +25,7 @@ from store_records import (
 )
 
 from autotune.errors import InputError, UnknownNameError
-from autotune.specs import Failure, FailureKind, StepReading
+from autotune.specs import DType, Failure, FailureKind, StepReading
 from storage import SqlStore, open_store
 from storage.frames import TABLES, export, frame
 
@@ -38,9 +39,9 @@ RESULTS = (
 PUBLISHED = [
     "source", "group", "model_name", "params_b", "layers", "hidden", "heads", "kv_heads", "ffn", "vocab", "seq_len",
     "gpu", "gpu_mem_gb", "gpus_per_node", "num_gpus", "tp", "pp", "cp", "ep", "dp", "vpp", "sp", "zero_stage",
-    "micro_batch", "global_batch", "recompute", "dtype", "schedule", "tokens_per_s_per_gpu", "tflops_per_gpu", "mfu",
-    "iter_time_s", "peak_mem_gb", "mem_alloc_gb", "status", "net_state", "net_allreduce_GBps", "intra_allreduce_GBps",
-    "note",
+    "micro_batch", "global_batch", "recompute", "dtype", "grad_dtype", "schedule", "tokens_per_s_per_gpu",
+    "tflops_per_gpu", "mfu", "iter_time_s", "peak_mem_gb", "mem_alloc_gb", "status", "net_state", "net_allreduce_GBps",
+    "intra_allreduce_GBps", "note",
 ]  # fmt: skip
 
 
@@ -109,6 +110,22 @@ def test_runs_are_in_the_format_of_published_runs(store: SqlStore) -> None:
     assert first.tflops_per_gpu == pytest.approx(0.41 * 300)
     assert runs.note[2].endswith("pruned")
     assert runs.loc[1, ["tokens_per_s_per_gpu", "peak_mem_gb", "net_state"]].isna().all()
+
+
+def test_requests_that_share_their_names_are_different_groups(store: SqlStore) -> None:
+    in_fp32 = tuning("in-fp32", workload=WORKLOAD.model_copy(update={"dtype": DType.FP32}))
+    again = tuning("again")
+    for each in (in_fp32, again):
+        store.create_tuning(each)
+        store.start_trial(trial(0, each.id))
+        store.finish_trial(
+            f"{each.id}-0", reading=None, failure=FAILURE, outcome_gpu_s=1.0, setup_s=0.0, fingerprint_key=""
+        )
+    runs = frame(store, "runs")
+    groups = runs.group.groupby(runs.dtype).unique()
+    assert list(groups["bf16"]) == ["tiny|pair|128|16"]
+    (other,) = groups["fp32"]
+    assert other.startswith("tiny|pair|128|16|")
 
 
 @pytest.mark.parametrize("table", TABLES)
