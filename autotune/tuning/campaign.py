@@ -14,8 +14,8 @@ from datetime import UTC, datetime
 import psutil
 
 from autotune.cost.calibrate import fit_profile
-from autotune.errors import StoreConflictError
-from autotune.search.core import Search
+from autotune.errors import MissingMeasurementError, StoreConflictError
+from autotune.search.core import NOT_THE_PLANS_FAULT, Search
 from autotune.search.space import Runtime, legal_plans
 from autotune.search.stopping import Verdict
 from autotune.search.study import PlanStudy
@@ -68,6 +68,12 @@ def owner_lives(owner: str) -> bool:
         return False
 
 
+def counts(trial: Trial) -> bool:
+    """Whether a trial has ended and counts against `max_trials`: one that was lost or cancelled does not."""
+    lost = trial.failure is not None and trial.failure.kind in NOT_THE_PLANS_FAULT
+    return trial.finished_at is not None and not lost
+
+
 class Campaign:
     """Advances one tuning, step by step.
 
@@ -109,20 +115,24 @@ class Campaign:
         if state is not TuningState.SEARCHING:
             return Facts(state=state, missing_probes=missing, budget=self._tuning.budget)
         search, _ = self._searching()
-        complete = [trial for trial in self._store.trials(self._tuning.id) if trial.finished_at is not None]
-        plans = [trial.plan for trial in complete if trial.state is TrialState.COMPLETE]
+        ended = [trial for trial in self._store.trials(self._tuning.id) if counts(trial)]
         return Facts(
             state=state,
             verdict=self._verdict(search),
             standings=search.standings(),
-            trials=len(complete),
-            confirmations=len(plans) - len(set(plans)),
+            trials=len(ended),
+            affordable=self._affordable(ended),
             budget=self._tuning.budget,
         )
 
     def advance(self) -> bool:
         """Takes one step; False when the tuning has ended. A crash at any line can be resumed."""
-        facts = self.facts()
+        try:
+            facts = self.facts()
+        except MissingMeasurementError as error:
+            # The probes that would have measured it failed; trying again would fail again.
+            self._save(state=TuningState.FAILED, message=str(error), stop_reason=str(error), owner="")
+            return False
         step = next_step(facts)
         if step.kind is StepKind.NOTHING:
             return False
@@ -232,9 +242,15 @@ class Campaign:
         rows = {self._table.plan(i) for i in range(len(self._table))} if known else set()
         return [trial.plan for trial in known if trial.plan in rows]
 
+    def _affordable(self, ended: Sequence[Trial]) -> bool:
+        """Whether another trial like the costliest so far fits in the budget of GPU-seconds."""
+        most = max((trial.gpu_s for trial in ended), default=0.0)
+        limit = self._tuning.budget.gpu_s
+        return limit is None or self._tuning.gpu_s_spent + most <= limit
+
     def _verdict(self, search: Search) -> Verdict:
         spent = self._store.tuning(self._tuning.id).gpu_s_spent
-        return search.verdict(search_budget(self._tuning.budget), gpu_s_spent=spent)
+        return search.verdict(search_budget(self._tuning.budget, search.standings()), gpu_s_spent=spent)
 
     def _trial(self, confirm: Plan | None) -> None:
         search, study = self._searching()

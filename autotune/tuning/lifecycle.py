@@ -14,6 +14,7 @@ from autotune.specs import Budget, Plan, ProbeRequest, TuningState
 MOST_FINALISTS = 3
 FINALIST_SHARE = 0.9
 FINALIST_REPEATS = 3
+WINNER_REPEATS = 2
 
 
 class StepKind(StrEnum):
@@ -49,7 +50,7 @@ class Facts:
         verdict: of the search (None before it began).
         standings: measured plans, fastest first.
         trials: trials that ended, repeats included.
-        confirmations: how many of those were repeats.
+        affordable: whether another trial fits in the budget of GPU-seconds.
         budget: the user's limits.
     """
 
@@ -58,22 +59,21 @@ class Facts:
     verdict: Verdict | None = None
     standings: Sequence[Standing] = ()
     trials: int = 0
-    confirmations: int = 0
+    affordable: bool = True
     budget: Budget
 
 
-def reserve(budget: Budget) -> int:
-    """Trials of `max_trials` kept for measuring finalists again: a quarter, at most 6."""
-    if budget.max_trials is None:
-        return MOST_FINALISTS * (FINALIST_REPEATS - 1)
-    return min(MOST_FINALISTS * (FINALIST_REPEATS - 1), budget.max_trials // 4)
+def reserve(budget: Budget, standings: Sequence[Standing]) -> int:
+    """Trials of `max_trials` kept for measuring the present finalists again: a quarter of them at most."""
+    wanted = sum(max(0, item.wanted - item.standing.repeats) for item in _due(standings))
+    return wanted if budget.max_trials is None else min(wanted, budget.max_trials // 4)
 
 
-def search_budget(budget: Budget) -> Budget:
+def search_budget(budget: Budget, standings: Sequence[Standing]) -> Budget:
     """The budget less the reserve for finalists."""
     if budget.max_trials is None:
         return budget
-    return budget.model_copy(update={"max_trials": budget.max_trials - reserve(budget)})
+    return budget.model_copy(update={"max_trials": budget.max_trials - reserve(budget, standings)})
 
 
 def next_step(facts: Facts) -> NextStep:
@@ -97,14 +97,23 @@ def next_step(facts: Facts) -> NextStep:
 
 
 def next_confirmation(facts: Facts) -> Plan | None:
-    """The finalist with the fewest repeats, while the reserve lasts and there is more than one finalist."""
-    if facts.confirmations >= reserve(facts.budget):
+    """The finalist with the fewest repeats that wants more of them, while trials are left."""
+    if not facts.affordable or (facts.budget.max_trials is not None and facts.trials >= facts.budget.max_trials):
         return None
-    found = finalists(facts.standings)
-    due = [standing for standing in found if standing.repeats < FINALIST_REPEATS]
-    if len(found) < 2 or not due:
-        return None
-    return min(due, key=lambda standing: standing.repeats).plan
+    due = [item.standing for item in _due(facts.standings) if item.standing.repeats < item.wanted]
+    return min(due, key=lambda standing: standing.repeats).plan if due else None
+
+
+@dataclass(frozen=True, slots=True)
+class _Due:
+    standing: Standing
+    wanted: int
+
+
+def _due(standings: Sequence[Standing]) -> Sequence[_Due]:
+    """The finalists and how many trials each should have: a clear winner is confirmed once."""
+    found = finalists(standings)
+    return [_Due(item, FINALIST_REPEATS if len(found) > 1 else WINNER_REPEATS) for item in found]
 
 
 def finalists(standings: Sequence[Standing]) -> Sequence[Standing]:

@@ -8,7 +8,6 @@ from autotune.tuning.lifecycle import (
     StepKind,
     finalists,
     next_step,
-    reserve,
     search_budget,
     too_close_to_call,
 )
@@ -45,17 +44,21 @@ def test_finalists_are_measured_again_fewest_repeats_first() -> None:
     assert (step.kind, step.plan) == (StepKind.CONFIRM, Plan(tp=2))
 
 
-def test_no_confirmation_beyond_the_reserve_or_for_a_clear_winner() -> None:
-    close = [standing(1, 100.0), standing(2, 95.0)]
-    spent = Facts(
-        state=TuningState.SEARCHING, verdict=STOP, standings=close, confirmations=reserve(BUDGET), budget=BUDGET
-    )
-    assert next_step(spent).kind is StepKind.FINISH
-    clear = Facts(
+def test_a_clear_winner_is_confirmed_once_and_then_the_tuning_finishes() -> None:
+    once = Facts(
         state=TuningState.SEARCHING, verdict=STOP, standings=[standing(1, 100.0), standing(2, 50.0)], budget=BUDGET
     )
-    assert next_step(clear).kind is StepKind.FINISH
-    assert next_step(clear).reason == "nothing left"
+    assert next_step(once).kind is StepKind.CONFIRM
+    twice = Facts(state=TuningState.SEARCHING, verdict=STOP, standings=[standing(1, 100.0, repeats=2)], budget=BUDGET)
+    assert (next_step(twice).kind, next_step(twice).reason) == (StepKind.FINISH, "nothing left")
+
+
+def test_no_confirmation_beyond_the_allowed_trials() -> None:
+    close = [standing(1, 100.0), standing(2, 95.0)]
+    spent = Facts(state=TuningState.SEARCHING, verdict=STOP, standings=close, trials=24, budget=BUDGET)
+    assert next_step(spent).kind is StepKind.FINISH
+    broke = Facts(state=TuningState.SEARCHING, verdict=STOP, standings=close, affordable=False, budget=BUDGET)
+    assert next_step(broke).kind is StepKind.FINISH
 
 
 def test_nothing_measured_is_a_failure_with_the_reason() -> None:
@@ -70,9 +73,13 @@ def test_ended_states_have_no_next_step() -> None:
 
 
 def test_the_reserve_comes_out_of_the_allowed_trials() -> None:
-    assert search_budget(Budget(max_trials=24)).max_trials == 18
-    assert search_budget(Budget(max_trials=3)).max_trials == 3
-    assert search_budget(Budget(gpu_s=5.0)).max_trials is None
+    """Three finalists with one trial each want six more; a clear winner wants one; a quarter is the most."""
+    close = [standing(1, 100.0), standing(2, 99.0), standing(4, 98.0)]
+    assert search_budget(Budget(max_trials=24), close).max_trials == 18
+    assert search_budget(Budget(max_trials=8), close).max_trials == 6
+    assert search_budget(Budget(max_trials=24), close[:1]).max_trials == 23
+    assert search_budget(Budget(max_trials=3), close).max_trials == 3
+    assert search_budget(Budget(gpu_s=5.0), close).max_trials is None
 
 
 def test_finalists_are_three_at_most_and_within_a_tenth() -> None:
