@@ -92,6 +92,15 @@ class PlanTable:
             schedule=SCHEDULES[int(self.schedule[i])],
         )
 
+    def find(self, plan: Plan) -> int | None:
+        """The first row that is this plan; None if there is none."""
+        wanted = PlanTable.of([plan])
+        same = np.ones(len(self), dtype=np.bool_)
+        for name in COLUMNS:
+            same &= getattr(self, name) == getattr(wanted, name)[0]
+        rows = np.flatnonzero(same)
+        return int(rows[0]) if len(rows) else None
+
     def take(self, indices: IndexColumn | BoolColumn | slice) -> PlanTable:
         """The rows at these indices (or where a mask is true, or of a slice), in that order."""
         return PlanTable(**{name: getattr(self, name)[indices] for name in COLUMNS})

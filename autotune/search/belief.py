@@ -106,8 +106,8 @@ def believe(
         setup_s: expected seconds of a trial's set-up.
         steps: steps that a trial runs.
     """
-    index = dict(_indexed(table, {item.plan for item in observations}))
-    seen = [(index[item.plan], item) for item in observations if item.plan in index]
+    rows_of = {plan: table.find(plan) for plan in {item.plan for item in observations}}
+    seen = [(row, item) for item in observations if (row := rows_of[item.plan]) is not None]
     timed = [(i, item) for i, item in seen if item.tokens_per_s_per_gpu]
     rows = np.array([i for i, _ in timed], dtype=np.int64)
     measured = np.array([item.tokens_per_s_per_gpu for _, item in timed], dtype=np.float64)
@@ -128,18 +128,6 @@ def believe(
         best_plan=best_plan,
         best=best,
     )
-
-
-def _indexed(table: PlanTable, plans: set[Plan]) -> list[tuple[Plan, int]]:
-    """The rows of the given plans. A column comparison finds each without building n Plan objects."""
-    found = []
-    for plan in plans:
-        one = PlanTable.of([plan])
-        same = np.ones(len(table), dtype=np.bool_)
-        for name in table.__dataclass_fields__:
-            same &= getattr(table, name) == getattr(one, name)[0]
-        found += [(plan, int(i)) for i in np.flatnonzero(same)[:1]]
-    return found
 
 
 def _learned(

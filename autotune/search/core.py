@@ -157,10 +157,8 @@ class Search:
 
     def estimate_of(self, plan: Plan) -> Estimate | None:
         """The estimate of a plan of the table; None for a plan outside it."""
-        for i in range(len(self.table)):
-            if self.table.plan(i) == plan:
-                return self.estimates.row(i)
-        return None
+        row = self.table.find(plan)
+        return None if row is None else self.estimates.row(row)
 
     def standings(self) -> list[Standing]:
         """All fully measured plans, fastest first; repeats of a plan are pooled."""

@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
 import optuna
 from optuna.distributions import BaseDistribution, CategoricalDistribution
 from optuna.samplers import BaseSampler
 from optuna.trial import FrozenTrial, TrialState
 
-from autotune.cost.table import PlanTable
+from autotune.cost.table import COLUMNS, PlanTable
 from autotune.search.core import Search
 from autotune.specs import Plan
 
@@ -27,11 +28,12 @@ def plan_of(params: dict[str, Any]) -> Plan:
 
 def distributions(table: PlanTable) -> dict[str, CategoricalDistribution]:
     """One categorical parameter for each field of a plan, with the values that occur in the table."""
-    values: dict[str, set[Any]] = {name: set() for name in Plan.model_fields}
-    for i in range(len(table)):
-        for name, value in plan_params(table.plan(i)).items():
-            values[name].add(value)
-    return {name: CategoricalDistribution(sorted(found)) for name, found in values.items()}
+    found = {}
+    for name in COLUMNS:
+        # One row that has each value tells the value as a plan spells it.
+        rows = np.unique(getattr(table, name), return_index=True)[1]
+        found[name] = CategoricalDistribution([plan_params(table.plan(int(row)))[name] for row in rows])
+    return found
 
 
 class PlanSampler(BaseSampler):

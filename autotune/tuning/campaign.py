@@ -239,8 +239,7 @@ class Campaign:
         """The best-known plans of earlier tunings for the same question, if they are legal here."""
         tuning = self._tuning
         known = self._store.best_trials(tuning.model, tuning.cluster, tuning.workload, limit=3)
-        rows = {self._table.plan(i) for i in range(len(self._table))} if known else set()
-        return [trial.plan for trial in known if trial.plan in rows]
+        return [trial.plan for trial in known if self._table.find(trial.plan) is not None]
 
     def _affordable(self, ended: Sequence[Trial]) -> bool:
         """Whether another trial like the costliest so far fits in the budget of GPU-seconds."""

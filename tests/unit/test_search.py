@@ -1,0 +1,195 @@
+"""Search and study on a machine that does not exist: measured throughput is a known distortion of the estimate."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from autotune.catalog import cluster_from_shorthand
+from autotune.catalog import model as preset
+from autotune.cost.estimate import estimate
+from autotune.errors import InputError
+from autotune.search.core import Search
+from autotune.search.sampler import distributions
+from autotune.search.study import PlanStudy
+from autotune.specs import Budget, Failure, FailureKind, Plan, StepReading, Workload
+
+MODEL = preset("gpt3-1.3b")
+CLUSTER = cluster_from_shorthand("a100-80gb-sxm:1x8")
+WORKLOAD = Workload(seq_len=2048, global_batch=64)
+
+
+def reading(plan: Plan, tokens: float, *, peak_bytes: int = 10 * 2**30, pruned: bool = False) -> StepReading:
+    step_s = WORKLOAD.tokens_per_step / (tokens * CLUSTER.devices)
+    return StepReading(
+        tokens_per_s_per_gpu=tokens,
+        interval_tokens_per_s_per_gpu=(0.99 * tokens, 1.01 * tokens),
+        step_time_s=step_s,
+        step_times_s=(step_s,) * 3,
+        warmup_times_s=(),
+        steady=True,
+        traced_step_s=None,
+        t_calc_s=None,
+        t_comm_s=None,
+        t_comm_exposed_s=None,
+        mu=None,
+        mfu=None,
+        peak_allocated_bytes=peak_bytes,
+        peak_reserved_bytes=peak_bytes,
+        memory_source="test",
+        losses=(),
+        pruned=pruned,
+        setup_s=1.0,
+        ranks=(),
+    )
+
+
+def distorted(plan: Plan) -> float:
+    """A truth that the estimate does not know: tensor parallelism costs more, larger micro-batches gain."""
+    base = estimate(MODEL, CLUSTER, WORKLOAD, plan).tokens_per_s_per_gpu
+    return 0.6 * base * 0.85 ** float(np.log2(plan.tp)) * 1.1 ** float(np.log2(plan.micro_batch))
+
+
+def run(search: Search, truth: Callable[[Plan], float], trials: int) -> list[Plan]:
+    asked = []
+    for _ in range(trials):
+        plan = search.ask()
+        assert plan is not None
+        asked.append(plan)
+        search.tell(plan, reading(plan, truth(plan)))
+    return asked
+
+
+def test_it_finds_the_best_plan_of_a_distorted_estimate_in_a_few_trials() -> None:
+    search = Search(MODEL, CLUSTER, WORKLOAD)
+    table, estimates = search.table, search.estimates
+    bent = 0.6 * 0.85 ** np.log2(table.tp) * 1.1 ** np.log2(table.micro_batch)
+    truths = (estimates.tokens_per_s_per_gpu * bent)[estimates.fits]
+    run(search, distorted, 12)
+    assert search.best is not None
+    assert search.best.tokens_per_s_per_gpu >= 0.98 * truths.max()
+
+
+def test_asks_are_distinct_and_repeatable() -> None:
+    first = run(Search(MODEL, CLUSTER, WORKLOAD), distorted, 6)
+    assert len(set(first)) == 6
+    assert run(Search(MODEL, CLUSTER, WORKLOAD), distorted, 6) == first
+
+
+def test_plans_in_flight_are_not_asked_twice() -> None:
+    search = Search(MODEL, CLUSTER, WORKLOAD)
+    assert search.ask() != search.ask()
+
+
+def test_only_an_oom_teaches_memory() -> None:
+    for kind, taught in ((FailureKind.OOM, True), (FailureKind.HANG, False), (FailureKind.CRASH, False)):
+        search = Search(MODEL, CLUSTER, WORKLOAD)
+        before = search.belief().p_fits
+        plan = search.ask()
+        assert plan is not None
+        search.tell(plan, Failure(kind=kind, message="test"))
+        after = search.belief().p_fits
+        assert bool(np.any(after < before - 1e-6)) is taught, kind
+
+
+def test_a_peak_below_its_estimate_makes_plans_that_fit_surer() -> None:
+    search = Search(MODEL, CLUSTER, WORKLOAD)
+    plan = search.ask()
+    assert plan is not None
+    found = search.estimate_of(plan)
+    assert found is not None
+    fits = search.estimates.fits
+    before = search.belief().p_fits[fits]
+    search.tell(plan, reading(plan, 1000.0, peak_bytes=int(0.9 * found.peak_memory_bytes)))
+    after = search.belief().p_fits[fits]
+    assert np.all(after >= before)
+    assert np.any(after > before)
+
+
+def test_a_failure_that_is_not_the_plans_own_leaves_it_open() -> None:
+    search = Search(MODEL, CLUSTER, WORKLOAD)
+    plan = search.ask()
+    assert plan is not None
+    search.tell(plan, Failure(kind=FailureKind.LOST, message="test"))
+    assert search.trials == 0
+    assert search.ask() == plan
+
+
+def test_a_pruned_trial_is_never_the_best() -> None:
+    search = Search(MODEL, CLUSTER, WORKLOAD, plans=[Plan(dp=8), Plan(tp=2, dp=4)])
+    search.tell(Plan(dp=8), reading(Plan(dp=8), 500.0))
+    search.tell(Plan(tp=2, dp=4), reading(Plan(tp=2, dp=4), 900.0, pruned=True))
+    assert search.best is not None
+    assert search.best.plan == Plan(dp=8)
+
+
+def test_repeats_are_pooled() -> None:
+    search = Search(MODEL, CLUSTER, WORKLOAD, plans=[Plan(dp=8)])
+    for tokens in (100.0, 110.0):
+        search.tell(Plan(dp=8), reading(Plan(dp=8), tokens))
+    assert search.best is not None
+    assert (search.best.tokens_per_s_per_gpu, search.best.repeats) == (105.0, 2)
+
+
+def test_no_legal_plan_is_an_input_error() -> None:
+    with pytest.raises(InputError, match="at least one legal plan"):
+        Search(MODEL, CLUSTER, WORKLOAD, plans=[])
+
+
+def test_the_search_stops_when_every_plan_was_tried_and_within_the_budget() -> None:
+    plans = [Plan(dp=8), Plan(tp=2, dp=4)]
+    search = Search(MODEL, CLUSTER, WORKLOAD, plans=plans)
+    assert not search.verdict(Budget()).stop
+    assert search.verdict(Budget(gpu_s=0.5)).stop
+    run(search, distorted, 2)
+    assert search.verdict(Budget()).reason == "every legal plan was tried"
+    assert search.ask() is None
+
+
+def test_a_small_expected_gain_ends_the_search_after_enough_trials() -> None:
+    search = Search(MODEL, CLUSTER, WORKLOAD)
+    trials = 0
+    while not search.verdict(Budget(min_gain=0.05)).stop:
+        run(search, distorted, 1)
+        trials += 1
+    assert 8 <= trials < search.legal
+    assert "expected to gain" in search.verdict(Budget(min_gain=0.05)).reason
+
+
+def test_a_study_is_resumed_from_the_store_with_what_it_missed(tmp_path: Path) -> None:
+    """The process died between storing a trial and telling the study, and with another trial running."""
+    url = f"sqlite:///{tmp_path / 'study.db'}"
+    study = PlanStudy(Search(MODEL, CLUSTER, WORKLOAD), name="t", url=url)
+    study.enqueue([Plan(tp=2, dp=4)])
+    told, untold, running = study.ask(), study.ask(), study.ask()
+    assert told.plan == Plan(tp=2, dp=4)
+    study.tell(told.number, told.plan, reading(told.plan, 10.0), gpu_s=1.0)
+    search = Search(MODEL, CLUSTER, WORKLOAD)
+    again = PlanStudy(search, name="t", url=url)
+    again.resume([stored(told.number, told.plan, 10.0), stored(untold.number, untold.plan, 20.0)])
+    assert search.best is not None
+    assert (search.best.plan, search.trials) == (untold.plan, 2)
+    row = search.table.find(running.plan)
+    assert not search.belief().barred[row]  # it was never measured, so it may be asked again
+    assert again.ask().number == 3
+
+
+def stored(number: int, plan: Plan, tokens: float) -> object:
+    from datetime import UTC, datetime
+
+    from autotune.specs import Trial, TrialState
+
+    return Trial(
+        id=str(number), tuning_id="t", number=number, plan=plan, state=TrialState.COMPLETE,
+        reading=reading(plan, tokens), started_at=datetime.now(UTC),
+    )  # fmt: skip
+
+
+def test_every_field_of_a_plan_is_a_parameter_with_the_values_of_the_table() -> None:
+    found = distributions(Search(MODEL, CLUSTER, WORKLOAD, plans=[Plan(dp=8), Plan(tp=2, dp=4)]).table)
+    assert set(found) == set(Plan.model_fields)
+    assert found["tp"].choices == (1, 2)
+    assert found["schedule"].choices == ("1f1b",)
