@@ -58,7 +58,7 @@ def run_together(script: str, url: str, count: int) -> list[str]:
         assert process.stdin is not None
         process.stdin.write("go\n")
         process.stdin.flush()
-    ends = [process.communicate(timeout=120) for process in running]
+    ends = [process.communicate(timeout=200) for process in running]
     assert [process.returncode for process in running] == [0] * count, ends
     return [output.strip() for output, _ in ends]
 

@@ -260,7 +260,7 @@ def test_a_postgres_server_that_only_reads(postgres: PostgresServer) -> None:
 def as_nobody(work: str, path: Path) -> str:
     """The answer of a process that permissions hold for."""
     command = [sys.executable, "-c", AS_NOBODY, work, f"sqlite:///{path}"]
-    done = subprocess.run(command, cwd=TESTS, capture_output=True, text=True, timeout=60, check=True)
+    done = subprocess.run(command, cwd=TESTS, capture_output=True, text=True, timeout=200, check=True)
     return done.stdout.strip()
 
 
