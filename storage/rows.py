@@ -67,6 +67,7 @@ def tuning_row(tuning: Tuning) -> TuningRow:
         seed=tuning.seed,
         cold=tuning.cold,
         created_at=tuning.created_at,
+        gpu_s_spent=tuning.gpu_s_spent,
         **tuning_progress(tuning),
     )
 
@@ -78,7 +79,6 @@ def tuning_progress(tuning: Tuning) -> dict[str, Any]:
         "message": tuning.message,
         "stop_reason": tuning.stop_reason,
         "owner": tuning.owner,
-        "gpu_s_spent": tuning.gpu_s_spent,
         "updated_at": tuning.updated_at,
     }
 

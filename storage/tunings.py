@@ -47,7 +47,9 @@ class TuningStore(SessionStore):
             return [rows.tuning_of(row) for row in session.scalars(newest)]
 
     def save_tuning(self, tuning: Tuning, *, expected_owner: str | None = None) -> None:
-        """Replaces the mutable part (state, message, stop_reason, owner, gpu_s_spent, updated_at).
+        """Replaces the mutable part (state, message, stop_reason, owner, updated_at).
+
+        GPU-seconds are added by `finish_trial` and `save_probe` alone, so that a stale record cannot take any back.
 
         With `expected_owner`, raises StoreConflictError unless the stored owner still is that one.
         """

@@ -66,8 +66,8 @@ class TuneView:
             case ProbeEnded(request=request, outcome=outcome):
                 end = f"failed, {outcome.failure.kind}: {outcome.failure.message}" if outcome.failure else "ok"
                 self._line(f"probe {probe_text(request)}: {end} ({outcome.wall_s:.1f} s)")
-            case TrialStarted(trial=trial, confirmation=confirmation):
-                self._describe(f"trial {trial.number} {trial.plan.key}" + (" (again)" if confirmation else ""))
+            case TrialStarted(trial=trial):
+                self._describe(f"trial {trial.number} {trial.plan.key}")
             case TrialEnded():
                 self._trials.append(event.trial)
                 self._line(trial_text(event.trial))

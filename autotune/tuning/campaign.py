@@ -5,13 +5,8 @@ It owns the ranks, the search and the study while it lives; everything that must
 
 from __future__ import annotations
 
-import os
-import socket
-import uuid
 from collections.abc import Sequence
 from datetime import UTC, datetime
-
-import psutil
 
 from autotune.cost.calibrate import fit_profile
 from autotune.errors import MissingMeasurementError, StoreConflictError
@@ -21,51 +16,22 @@ from autotune.search.stopping import Verdict
 from autotune.search.study import PlanStudy
 from autotune.specs import (
     CollectiveRequest,
-    Failure,
-    FailureKind,
     LayerRequest,
     Plan,
     ProbeRequest,
     Profile,
-    StepReading,
-    StepRequest,
     Trial,
-    TrialState,
     Tuning,
     TuningState,
 )
 from autotune.tuning.events import Event, OnEvent, ProbeEnded, ProbeStarted, Progressed, StateChanged, TrialEnded
-from autotune.tuning.events import TrialStarted as TrialStartedEvent
 from autotune.tuning.lifecycle import Facts, NextStep, StepKind, next_step, search_budget
+from autotune.tuning.ownership import owner_lives, process_owner
 from autotune.tuning.ports import Prober, Store
 from autotune.tuning.profiling import missing_probes, needed_probes
+from autotune.tuning.trial_run import TrialRunner, fail_lost_trials
 
 PROBE_DEADLINE_S = 120.0
-# A trial is given up as pruned when its steps are slower than the best plan's by more than noise explains.
-PRUNE_MARGIN = 1.3
-TRIAL_DEADLINE_LEAST_S = 120.0
-TRIAL_DEADLINE_MOST_S = 3600.0
-COLD_START_S = 120.0
-STEPS_ALLOWED = 30
-# The first estimates may be wrong by this factor before a slow step counts as a hang.
-SLOWNESS_ALLOWED = 20.0
-PREDICTED_FIRST = 1
-
-
-def process_owner() -> str:
-    """host:pid:start time of this process: names an owner that can be checked for life."""
-    return f"{socket.gethostname()}:{os.getpid()}:{psutil.Process().create_time():.2f}"
-
-
-def owner_lives(owner: str) -> bool:
-    """Whether that process is (or may be) alive: one of another host is taken to be."""
-    host, pid, started = owner.rsplit(":", 2)
-    if host != socket.gethostname():
-        return True
-    try:
-        return abs(psutil.Process(int(pid)).create_time() - float(started)) < 1.0
-    except psutil.NoSuchProcess:
-        return False
 
 
 def counts(trial: Trial) -> bool:
@@ -94,12 +60,13 @@ class Campaign:
             raise StoreConflictError(f"tuning {tuning.id} is being run by process {tuning.owner}")
         self._tuning = tuning
         self._save(owner=self._owner)
-        self._fail_lost_trials()
+        fail_lost_trials(store, tuning.id)
         self._table = legal_plans(
             tuning.model, tuning.cluster, tuning.workload, space=tuning.space, runtime=Runtime.TORCH
         )
         self._attempted: list[ProbeRequest] = []
         self._fingerprint_key = store.put_fingerprint(prober.fingerprint())
+        self._runner = TrialRunner(store, prober, self._fingerprint_key, self._owner, on_event)
         self._search: Search | None = None
         self._study: PlanStudy | None = None
 
@@ -254,88 +221,10 @@ class Campaign:
     def _trial(self, confirm: Plan | None) -> None:
         search, study = self._searching()
         asked = study.ask() if confirm is None else study.repeat(confirm)
-        request = self._step_request(search, asked.plan, confirm is not None)
-        trial = Trial(
-            id=uuid.uuid4().hex,
-            tuning_id=self._tuning.id,
-            number=asked.number,
-            plan=asked.plan,
-            state=TrialState.RUNNING,
-            estimate=search.estimate_of(asked.plan),
-            fingerprint_key=self._fingerprint_key,
-            owner=self._owner,
-            started_at=datetime.now(UTC),
-        )
-        self._store.start_trial(trial)
-        self._emit(TrialStartedEvent(trial=trial, confirmation=confirm is not None))
-        ended = self._run_trial(trial, request)
+        best = search.best if confirm is None else None
+        ended = self._runner.run(self._tuning, asked, search.estimate_of(asked.plan), beat=best)
         result = ended.reading or ended.failure
         assert result is not None
         study.tell(asked.number, asked.plan, result, gpu_s=ended.gpu_s)
         self._tuning = self._store.tuning(self._tuning.id)
         self._emit(TrialEnded(trial=ended, verdict=self._verdict(search), gpu_s_spent=self._tuning.gpu_s_spent))
-
-    def _run_trial(self, trial: Trial, request: StepRequest) -> Trial:
-        """Runs the step probe; whatever ends it, the stored trial ends too."""
-        try:
-            outcome = self._prober.run(
-                request,
-                deadline_s=self._deadline_s(trial),
-                on_progress=lambda progress: self._emit(Progressed(progress=progress, plan=trial.plan)),
-            )
-        except BaseException as error:
-            failure = Failure(
-                kind=FailureKind.CANCELLED, message=f"the tuning was interrupted ({type(error).__name__})"
-            )
-            held_s = (datetime.now(UTC) - trial.started_at).total_seconds()
-            self._finish(trial, None, failure, held_s * self._tuning.cluster.devices, 0.0)
-            raise
-        reading = next((item for item in outcome.readings if isinstance(item, StepReading)), None)
-        return self._finish(trial, reading, outcome.failure, outcome.gpu_s, outcome.setup_s)
-
-    def _finish(
-        self, trial: Trial, reading: StepReading | None, failure: Failure | None, gpu_s: float, setup_s: float
-    ) -> Trial:
-        return self._store.finish_trial(
-            trial.id,
-            reading=reading,
-            failure=failure,
-            outcome_gpu_s=gpu_s,
-            setup_s=setup_s,
-            fingerprint_key=self._fingerprint_key,
-        )
-
-    def _step_request(self, search: Search, plan: Plan, confirm: bool) -> StepRequest:
-        best = search.best
-        give_up_s = None
-        if best is not None and not confirm:
-            fastest = self._tuning.workload.tokens_per_step / (best.tokens_per_s_per_gpu * self._tuning.cluster.devices)
-            give_up_s = PRUNE_MARGIN * fastest
-        return StepRequest(
-            model=self._tuning.model,
-            workload=self._tuning.workload,
-            plan=plan,
-            give_up_step_s=give_up_s,
-            seed=self._tuning.seed,
-            cold=self._tuning.cold,
-        )
-
-    def _deadline_s(self, trial: Trial) -> float:
-        steps_s = STEPS_ALLOWED * SLOWNESS_ALLOWED * (trial.estimate.step_time_s if trial.estimate else 1.0)
-        start_s = COLD_START_S if self._tuning.cold else 0.0
-        return start_s + min(max(TRIAL_DEADLINE_LEAST_S, steps_s), TRIAL_DEADLINE_MOST_S)
-
-    def _fail_lost_trials(self) -> None:
-        """Trials that were running when their owner died are what they are: lost."""
-        for trial in self._store.trials(self._tuning.id):
-            if trial.state is TrialState.RUNNING:
-                message = f"the process that ran this trial ({trial.owner or 'unknown'}) is gone"
-                failure = Failure(kind=FailureKind.LOST, message=message)
-                self._store.finish_trial(
-                    trial.id,
-                    reading=None,
-                    failure=failure,
-                    outcome_gpu_s=0.0,
-                    setup_s=0.0,
-                    fingerprint_key=trial.fingerprint_key,
-                )

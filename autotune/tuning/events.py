@@ -37,7 +37,6 @@ class TrialStarted:
     """A step probe begins."""
 
     trial: Trial
-    confirmation: bool
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -24,9 +24,10 @@ from autotune.specs import (
     TuningState,
     Workload,
 )
-from autotune.tuning.campaign import Campaign, owner_lives
+from autotune.tuning.campaign import Campaign
 from autotune.tuning.events import OnEvent
 from autotune.tuning.lifecycle import too_close_to_call
+from autotune.tuning.ownership import owner_lives
 from autotune.tuning.ports import Prober, Store
 
 OpenProber = Callable[[ClusterSpec], Prober]

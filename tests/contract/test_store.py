@@ -112,10 +112,10 @@ def test_tunings_come_newest_first(store: SqlStore) -> None:
 
 def test_save_tuning_replaces_what_may_change_and_nothing_else(store: SqlStore) -> None:
     store.create_tuning(tuning())
-    changed = tuning(
-        state=TuningState.DONE, message="m", stop_reason="r", owner="you", gpu_s_spent=0.1, updated_at=MOMENT
+    changed = tuning(state=TuningState.DONE, message="m", stop_reason="r", owner="you", updated_at=MOMENT)
+    store.save_tuning(
+        changed.model_copy(update={"seed": 99, "gpu_s_spent": 0.1, "model": MODEL.model_copy(update={"layers": 1})})
     )
-    store.save_tuning(changed.model_copy(update={"seed": 99, "model": MODEL.model_copy(update={"layers": 1})}))
     assert store.tuning("tuning-1") == changed
 
 
