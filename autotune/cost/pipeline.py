@@ -9,10 +9,8 @@ import numpy as np
 
 from autotune.cost.layouts import Layouts, distinct
 from autotune.cost.parameters import layer_counts
-from autotune.cost.table import FULL, GPIPE, INTERLEAVED, CodeColumn, FloatColumn
+from autotune.cost.table import GPIPE, INTERLEAVED, CodeColumn, FloatColumn
 from autotune.specs import ModelSpec
-
-__all__ = ["FULL", "Stage", "StageSlots", "chunk_layers", "in_flight", "stage_slots", "stages"]
 
 
 def chunk_layers(layers: int, chunks: int) -> list[int]:

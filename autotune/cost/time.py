@@ -63,7 +63,7 @@ class TimeModel:
         speeds: Speeds,
     ) -> None:
         self._model, self._workload, self._speeds = model, workload, speeds
-        self._layouts, self._slots, self._network = layouts, slots, network
+        self._layouts, self._slots = layouts, slots
         one = np.ones(len(layouts))
         self._all_reduce = network.columns(CollectiveOp.ALL_REDUCE, layouts.tp, one)
         gather = network.columns(CollectiveOp.ALL_GATHER, layouts.tp, one)

@@ -176,6 +176,24 @@ def test_compute_needs_a_reading() -> None:
         fit_compute([])
 
 
+@pytest.mark.parametrize("recompute", list(Recompute))
+@pytest.mark.parametrize("tp", [1, 4])
+def test_an_estimate_is_the_sum_of_the_readings_that_its_profile_would_give(recompute: Recompute, tp: int) -> None:
+    """Calibration and estimation count the same work: L layers, embedding and head for each micro-batch."""
+    made = ComputeFit(flops_per_s=1e11, launch_s=1e-5, bytes_per_s=1e10, relative_error=0.0, readings=0)
+    profile = Profile(cluster_key="c", fingerprint_key="f", compute=made)
+    plan = Plan(tp=tp, dp=8 // tp, micro_batch=2, recompute=recompute, sequence_parallel=tp > 1)
+
+    def seconds(part: LayerPart) -> float:
+        reading = layer(GPT, made, part, tp, 2, recompute)
+        return reading.forward_calc_s + reading.backward_calc_s
+
+    # An embedding is read as one figure, which `layer` leaves in the forward pass.
+    one = GPT.layers * seconds(LayerPart.LAYER) + seconds(LayerPart.EMBEDDING) + seconds(LayerPart.HEAD)
+    micro_batches = WORK.global_batch // (plan.dp * 2)
+    assert estimate(GPT, CLUSTER, WORK, plan, profile).seconds.compute == pytest.approx(micro_batches * one)
+
+
 PLANS = [
     Plan(dp=8),
     Plan(tp=2, dp=4, sequence_parallel=True, zero_stage=1),
