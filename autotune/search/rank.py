@@ -16,6 +16,9 @@ from autotune.specs import ClusterSpec, Estimate, ModelSpec, Plan, Profile, Reco
 MOST_NODES_FACTOR = 64
 """How many times the given nodes are tried, at most, when asked how many a model needs."""
 
+NODES_BETWEEN = 16
+"""How many numbers of nodes are tried between one that is too few and twice as many."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankedPlan:
@@ -123,25 +126,31 @@ def _nodes_needed(
     runtime: Runtime,
     profile: Profile | None,
 ) -> int | None:
-    """The fewest nodes, of twice as many each time, on which a plan that saves memory fits; None if none does."""
-    saving = space.model_copy(
-        update={
-            "micro_batch": (min(space.micro_batch or (1,)),),
-            "recompute": (Recompute.FULL,) if Recompute.FULL in (space.recompute or Recompute) else space.recompute,
-        }
-    )
-    factor = 2
-    while factor <= MOST_NODES_FACTOR:
+    """The fewest nodes on which a plan that saves memory fits; None if no tried number is enough.
+
+    Tries twice as many until one fits, then up to NODES_BETWEEN numbers between the last two.
+    """
+    saving = space.model_copy(update={"micro_batch": (min(space.micro_batch or (1,)),)})
+    if space.recompute is None or Recompute.FULL in space.recompute:
+        saving = saving.model_copy(update={"recompute": (Recompute.FULL,)})
+
+    def fits(nodes: int) -> bool:
         # Memory needs no link, so a single-node cluster may borrow its inner one here.
-        more = {"nodes": cluster.nodes * factor, "inter": cluster.inter or cluster.intra}
+        more = {"nodes": nodes, "inter": cluster.inter or cluster.intra}
         larger = cluster.model_copy(update=more)
         table = legal_plans(model, larger, workload, saving, runtime)
-        if len(table):
-            needs = memory_table(model, larger, workload, table, profile).peak_memory_bytes
-            if needs.min() <= cluster.device.memory_bytes:
-                return larger.nodes
-        factor *= 2
-    return None
+        if not len(table):
+            return False
+        needs = memory_table(model, larger, workload, table, profile).peak_memory_bytes
+        return bool(needs.min() <= cluster.device.memory_bytes)
+
+    enough = cluster.nodes * 2
+    while not fits(enough):
+        enough *= 2
+        if enough > cluster.nodes * MOST_NODES_FACTOR:
+            return None
+    step = max(1, enough // 2 // NODES_BETWEEN)
+    return next(filter(fits, range(enough // 2 + step, enough, step)), enough)
 
 
 def _best(estimates: EstimateTable, fits: IndexColumn, limit: int) -> IndexColumn:

@@ -79,3 +79,19 @@ def test_of_equally_fast_plans_the_one_with_less_memory_is_first() -> None:
     space = Space(tp=(2,), pp=(4,), vpp=(1,), micro_batch=(1,), recompute=(Recompute.FULL,), sequence_parallel=(True,))
     plans: list[Plan] = [item.plan for item in rank(LLAMA, cluster, WORK, space).plans]
     assert [plan.schedule.value for plan in plans] == ["1f1b", "gpipe"]
+
+
+def test_the_fewest_nodes_are_found_between_powers_of_two() -> None:
+    spec, cluster = model("gpt3-175b"), cluster_from_shorthand("a100-80gb-sxm:1x8")
+    workload = Workload(seq_len=2048, global_batch=96)
+    with pytest.raises(NothingFitsError) as caught:
+        rank(spec, cluster, workload)
+    nodes = int(str(caught.value.misses[0]["would_fit_if"]).split(", or ")[1].split()[0])
+
+    def fits(count: int) -> bool:
+        larger = cluster_from_shorthand(f"a100-80gb-sxm:{count}x8")
+        needs = memory_table(spec, larger, workload, legal_plans(spec, larger, workload)).peak_memory_bytes
+        return bool(needs.size and needs.min() <= larger.device.memory_bytes)
+
+    assert [fits(count) for count in range(1, nodes + 1)] == [False] * (nodes - 1) + [True]
+    assert nodes & (nodes - 1)  # no power of two
