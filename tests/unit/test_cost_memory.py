@@ -221,7 +221,7 @@ def test_memory_needs_no_speeds() -> None:
 
 
 def test_backward_of_one_layer_and_the_loss_take_turns() -> None:
-    """Full recomputation: L inputs of 2·s·b·h, then the larger of the loss and a layer made again with its gradients."""
+    """Full recomputation: L inputs of 2·s·b·h, and the larger of the loss and a layer made again with gradients."""
     workload = Workload(seq_len=2048, global_batch=8)
     spec = LLAMA.model_copy(update={"vocab": 8})
     tokens, h, f = 2048, spec.hidden, spec.ffn
