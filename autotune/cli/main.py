@@ -18,7 +18,7 @@ from typing import Annotated
 
 import typer
 
-from autotune.cli import cluster, database, export, models, output, plan, probe, results, tune
+from autotune.cli import backtest, cluster, database, export, models, output, plan, probe, results, tune
 from autotune.errors import AutotuneError, InputError, NothingFitsError
 
 app = typer.Typer(
@@ -34,6 +34,7 @@ app.command("tune", rich_help_panel=_TUNE)(tune.tune)
 app.add_typer(probe.app, name="probe", rich_help_panel=_TUNE)
 app.command("plan", rich_help_panel=_PLAN)(plan.plan)
 app.command("estimate", rich_help_panel=_PLAN)(plan.estimate)
+app.command("backtest", rich_help_panel=_RECORDS)(backtest.backtest)
 app.command("best", rich_help_panel=_RECORDS)(results.best)
 app.command("show", rich_help_panel=_RECORDS)(results.show)
 app.command("history", rich_help_panel=_RECORDS)(results.history)

@@ -1,0 +1,181 @@
+"""`autotune backtest`: what our search would have done on runs that were already made."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from autotune.cli import options, output
+
+if TYPE_CHECKING:
+    from autotune.specs import ClusterSpec
+    from autotune.tuning.backtest.runs import Clusters
+
+_WHICH, _HOW = "Which runs", "How to replay"
+
+
+def backtest(
+    runs: Annotated[
+        Path, typer.Argument(metavar="RUNS.csv", help="Published runs, or `autotune export --table runs`.")
+    ],
+    source: Annotated[
+        list[str] | None,
+        typer.Option("--source", help="Only runs of this source (repeatable).", rich_help_panel=_WHICH),
+    ] = None,
+    group: Annotated[
+        list[str] | None, typer.Option("--group", help="Only this group (repeatable).", rich_help_panel=_WHICH)
+    ] = None,
+    min_ok: Annotated[
+        int, typer.Option("--min-ok", min=1, help="Only groups with so many successful plans.", rich_help_panel=_WHICH)
+    ] = 1,
+    skip_bad: Annotated[
+        bool, typer.Option("--skip-bad", help="List bad rows and go on without them.", rich_help_panel=_WHICH)
+    ] = False,
+    cluster: Annotated[
+        str | None,
+        typer.Option(
+            "--cluster",
+            metavar="CLUSTER",
+            help="Describes the device of own runs that the catalog does not know: a file or a stored name.",
+            rich_help_panel=_WHICH,
+        ),
+    ] = None,
+    sampler: Annotated[
+        str, typer.Option("--sampler", metavar="plan|tpe|gp|random|grid|rule", rich_help_panel=_HOW)
+    ] = "plan",
+    calibration: Annotated[
+        str,
+        typer.Option(
+            "--calibration",
+            metavar="none|told|history",
+            help="What may be learned: nothing, what the search was told, or other groups' runs too.",
+            rich_help_panel=_HOW,
+        ),
+    ] = "told",
+    train_gpus: Annotated[
+        int | None,
+        typer.Option(
+            "--train-gpus",
+            metavar="N",
+            min=1,
+            help="Learn from groups of the same model at or under N GPUs, judge the larger ones.",
+            rich_help_panel=_HOW,
+        ),
+    ] = None,
+    told_trials: Annotated[
+        int, typer.Option("--told-trials", min=0, help="Judge the estimate after so many trials.", rich_help_panel=_HOW)
+    ] = 3,
+    max_trials: Annotated[
+        int | None, typer.Option("--max-trials", min=1, help="Trials a group at most.", rich_help_panel=_HOW)
+    ] = None,
+    repeat: Annotated[
+        int, typer.Option("--repeat", min=1, help="Searches a group, each with its own seed.", rich_help_panel=_HOW)
+    ] = 1,
+    seed: Annotated[int, typer.Option("--seed", min=0, help="Seed of the first search.", rich_help_panel=_HOW)] = 0,
+    db: options.Database = None,
+    as_json: options.AsJson = False,
+) -> None:
+    """Replay published or own runs: how soon does the search find the best plan, and how right is the estimate?
+
+    A run's result is revealed only when the search asks for its plan. docs/backtest.md describes the file and defines
+    every figure.
+    """
+    from autotune.search.alternatives import SamplerName
+    from autotune.tuning.backtest.groups import group_runs
+    from autotune.tuning.backtest.report import Calibration, Settings, report_data
+    from autotune.tuning.backtest.report import backtest as replay
+    from autotune.tuning.backtest.runs import read_runs
+
+    settings = Settings(
+        sampler=SamplerName(_word("--sampler", sampler, [item.value for item in SamplerName])),
+        calibration=Calibration(
+            "history"
+            if train_gpus is not None
+            else _word("--calibration", calibration, [item.value for item in Calibration])
+        ),
+        told_trials=told_trials,
+        max_trials=max_trials,
+        repeat=repeat,
+        seed=seed,
+        train_gpus=train_gpus,
+    )
+    found, skipped = read_runs(
+        runs, _clusters(cluster, db), sources=source or (), groups=group or (), skip_bad=skip_bad
+    )
+    groups, more = group_runs(found, min_ok=min_ok, skip_bad=skip_bad)
+    with output.error_console().status("") as status:
+        reports = replay(groups, settings, lambda done, total, name: status.update(f"{done}/{total} {name}"))
+    data = report_data(reports, [*skipped, *more], settings)
+    if as_json:
+        output.print_json(data)
+    else:
+        _print(data)
+
+
+def _word(option: str, value: str, allowed: list[str]) -> str:
+    from autotune.errors import InputError
+
+    if value not in allowed:
+        raise InputError(option, value, "give one of " + ", ".join(allowed))
+    return value
+
+
+def _clusters(ref: str | None, db: str | None) -> Clusters:
+    """The catalog's clusters, and the user's own for the device that it describes."""
+    from autotune.catalog.published import published_cluster
+    from autotune.cli.inputs import read_cluster
+
+    own = read_cluster(ref, db) if ref is not None else None
+
+    def find(gpu: str, memory_gb: float | None, num_gpus: int, gpus_per_node: int) -> ClusterSpec:
+        if own is None or own.device.name != gpu:
+            return published_cluster(gpu, memory_gb, num_gpus, gpus_per_node)
+        local = min(num_gpus, gpus_per_node)
+        return own.model_validate({**dict(own), "nodes": num_gpus // local, "gpus_per_node": local})
+
+    return find
+
+
+def _print(data: dict[str, Any]) -> None:
+    columns = ("plans", "ok", "to 95 %", "to 98 %", "first pick", "<", "regret 1", "regret 3", "Kendall", "MAPE",
+               "mem. MAPE", "OOM recall", "false alarm")  # fmt: skip
+    settings = data["settings"]
+    title = f"Sampler {settings['sampler']}, calibration {settings['calibration']}"
+    table = output.table(title, "<group", *columns)
+    for row in data["groups"]:
+        table.add_row(*_cells(row))
+    table.add_section()
+    table.add_row(*_cells({**data["summary"], "group": f"mean of {len(data['groups'])}"}))
+    console = output.console()
+    console.print(table)
+    modes = output.table("The estimate by what it was calibrated on (means over groups)", "<calibration", *columns[6:])
+    for name, row in data["modes"].items():
+        modes.add_row(name, *_accuracy(row))
+    console.print(modes)
+    for item in data["skipped"]:
+        console.print(f"skipped: {item['reason']}", markup=False, soft_wrap=True)
+
+
+def _cells(row: dict[str, Any]) -> list[str]:
+    status = row["first_status"]
+    return [
+        row["group"],
+        f"{row['plans']:.4g}",
+        f"{row['ok']:.4g}",
+        f"{row['trials_to_95']:.3g}",
+        f"{row['trials_to_98']:.3g}",
+        output.percent_text(row["first_pick"]),
+        status if isinstance(status, str) else f"{status:.0%} ok",
+        *_accuracy(row),
+    ]
+
+
+def _accuracy(row: dict[str, Any]) -> list[str]:
+    def share(name: str) -> str:
+        return output.percent_text(row[name])
+
+    kendall = "-" if row["kendall"] is None else f"{row['kendall']:.2f}"
+    return [share("regret_top1"), share("regret_top3"), kendall, share("mape"), share("mem_mape"),
+            share("oom_recall"), share("oom_false_alarm")]  # fmt: skip

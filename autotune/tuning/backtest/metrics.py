@@ -1,0 +1,134 @@
+"""What a backtest reports of a group: how soon the search was there, and how right the estimate was."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy.stats import kendalltau
+
+from autotune.specs import DeviceKind
+from autotune.tuning.backtest.groups import Group
+from autotune.tuning.backtest.runs import RunStatus
+
+Floats = NDArray[np.float64]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Walk:
+    """How a search went. None of it depends on an estimate.
+
+    Args:
+        trials_to_95: asks until the best told reached 0.95 of the group's best. Failed trials count. One more than
+            the most that were allowed (or than there are plans) if it never did.
+        trials_to_98: the same for 0.98.
+        first_pick: the first asked plan's speed over the best; 0 if it failed.
+        first_status: how the first asked plan ended.
+    """
+
+    trials_to_95: int
+    trials_to_98: int
+    first_pick: float
+    first_status: RunStatus
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Forecast:
+    """What is believed of each plan of a group, in the group's order.
+
+    Args:
+        tokens_per_s_per_gpu: predicted, [plans].
+        peak_bytes: predicted peak that counts against the device's memory, [plans].
+        fits: whether it is believed to fit (probability of at least one half), [plans].
+    """
+
+    tokens_per_s_per_gpu: Floats
+    peak_bytes: Floats
+    fits: NDArray[np.bool_]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Accuracy:
+    """How right a forecast is. None where the group has nothing to judge it by.
+
+    Args:
+        regret_top1: 1 - measured speed of the plan ranked first among those believed to fit / the best; a failed
+            plan has speed 0. Among all plans if none is believed to fit.
+        regret_top3: the same for the best of the first three.
+        kendall: Kendall's tau-b of predicted and measured speed over the ok plans.
+        mape: mean |predicted / measured step time - 1| over the ok plans.
+        mem_mape: mean |predicted / measured peak - 1| over the ok plans whose reserved peak is known.
+        oom_recall: share of the plans that ran out of memory that were predicted not to fit.
+        oom_false_alarm: share of the ok plans that were predicted not to fit.
+    """
+
+    regret_top1: float
+    regret_top3: float
+    kendall: float | None
+    mape: float
+    mem_mape: float | None
+    oom_recall: float | None
+    oom_false_alarm: float
+
+
+def walk_of(group: Group, asked: Sequence[int], most: int) -> Walk:
+    """Judges the order in which plans were asked.
+
+    Args:
+        group: the plans.
+        asked: their indices, in order.
+        most: asks that were allowed.
+    """
+    shares = group.speeds[list(asked)] / group.best
+    return Walk(
+        trials_to_95=_trials_to(0.95, shares, most),
+        trials_to_98=_trials_to(0.98, shares, most),
+        first_pick=float(shares[0]),
+        first_status=group.outcomes[asked[0]].status,
+    )
+
+
+def _trials_to(share: float, shares: Floats, most: int) -> int:
+    reached = np.flatnonzero(shares >= share)
+    return int(reached[0]) + 1 if len(reached) else most + 1
+
+
+def accuracy_of(group: Group, forecast: Forecast) -> Accuracy:
+    """Judges a forecast by all of the group's runs."""
+    ok = np.array([item.ok for item in group.outcomes])
+    oom = np.array([item.status is RunStatus.OOM for item in group.outcomes])
+    speeds, predicted = group.speeds, forecast.tokens_per_s_per_gpu
+    return Accuracy(
+        regret_top1=_regret(group, forecast, 1),
+        regret_top3=_regret(group, forecast, 3),
+        kendall=_kendall(predicted[ok], speeds[ok]),
+        mape=float(np.mean(np.abs(speeds[ok] / predicted[ok] - 1.0))),
+        mem_mape=_memory_error(group, forecast),
+        oom_recall=float(np.mean(~forecast.fits[oom])) if oom.any() else None,
+        oom_false_alarm=float(np.mean(~forecast.fits[ok])),
+    )
+
+
+def _regret(group: Group, forecast: Forecast, picks: int) -> float:
+    allowed = forecast.fits if forecast.fits.any() else np.ones_like(forecast.fits)
+    score = np.where(allowed, forecast.tokens_per_s_per_gpu, -np.inf)
+    first = np.argsort(-score, kind="stable")[: min(picks, int(allowed.sum()))]
+    return float(1.0 - group.speeds[first].max() / group.best)
+
+
+def _kendall(predicted: Floats, measured: Floats) -> float | None:
+    if len(predicted) < 2 or len(set(predicted)) < 2 or len(set(measured)) < 2:
+        return None
+    return float(kendalltau(predicted, measured, variant="b").statistic)
+
+
+def _memory_error(group: Group, forecast: Forecast) -> float | None:
+    cpu = group.cluster.device.kind is DeviceKind.CPU
+    peaks = [item.allocated_bytes if cpu else item.reserved_bytes for item in group.outcomes]
+    known = [i for i, item in enumerate(group.outcomes) if item.ok and peaks[i]]
+    if not known:
+        return None
+    measured = np.array([peaks[i] for i in known], dtype=np.float64)
+    return float(np.mean(np.abs(forecast.peak_bytes[known] / measured - 1.0)))

@@ -1,0 +1,82 @@
+"""The model behind a row. A runs file has the dimensions; whether the MLP is gated and so on is found by counting."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from functools import lru_cache
+
+from autotune.cost.parameters import total_parameters
+from autotune.specs import ModelSpec, Norm, Position
+from autotune.tuning.backtest.cells import Cells
+
+GPT2_VOCABULARY = 51_200
+"""Taken where a row has no vocabulary: GPT-2's, padded as Megatron-LM does for tp up to 8."""
+
+MOST_DEVIATION = 0.2
+"""A row whose parameter count no variant comes this close to is something else than a dense decoder."""
+
+BILLION = 1e9
+Dims = tuple[int, int, int, int, int, int, int]
+
+
+def model_of(cells: Cells) -> ModelSpec:
+    """The variant of the row's dimensions whose parameter count is closest to params_b.
+
+    Without params_b an MLP of width 4 x hidden is taken as ungated with an untied head, another one as gated.
+
+    Raises:
+        InputError: dimensions that do not go together, or a parameter count far from every variant's.
+    """
+    heads = cells.count("heads")
+    dims = (
+        cells.count("layers"), cells.count("hidden"), heads, cells.count("kv_heads", heads), cells.count("ffn"),
+        cells.count("vocab", GPT2_VOCABULARY), cells.count("seq_len"),
+    )  # fmt: skip
+    if dims[1] % heads:
+        raise cells.bad("heads", f"must divide hidden ({dims[1]})")
+    if heads % dims[3]:
+        raise cells.bad("kv_heads", f"must divide heads ({heads})")
+    billions = cells.positive("params_b")
+    model, deviation = _closest(cells.values.get("model_name") or "unnamed", dims, billions)
+    if deviation > MOST_DEVIATION:
+        counted = total_parameters(model) / BILLION
+        raise cells.bad("params_b", f"these dimensions make a dense decoder of {counted:.3g} billion parameters")
+    return model
+
+
+@lru_cache(maxsize=1024)
+def _closest(name: str, dims: Dims, billions: float | None) -> tuple[ModelSpec, float]:
+    variants = list(_variants(name, dims))
+    if billions is None:
+        gated = dims[4] != 4 * dims[1]
+        return next(item for item in variants if item.gated == gated and not item.tied), 0.0
+
+    def deviation(model: ModelSpec) -> float:
+        return abs(total_parameters(model) / (billions * BILLION) - 1.0)
+
+    best = min(variants, key=deviation)
+    return best, deviation(best)
+
+
+def _variants(name: str, dims: Dims) -> Iterator[ModelSpec]:
+    """Llama's family (gated, RMSNorm, rotary) and GPT's (ungated, LayerNorm, biases, learned positions)."""
+    layers, hidden, heads, kv_heads, ffn, vocab, seq_len = dims
+    for gated in (True, False):
+        for tied in (True, False):
+            yield ModelSpec(
+                name=name[:200],
+                layers=layers,
+                hidden=hidden,
+                heads=heads,
+                kv_heads=kv_heads,
+                head_dim=hidden // heads,
+                ffn=ffn,
+                gated=gated,
+                vocab=vocab,
+                tied=tied,
+                norm=Norm.RMSNORM if gated else Norm.LAYERNORM,
+                position=Position.ROPE if gated else Position.LEARNED,
+                max_positions=0 if gated else seq_len,
+                linear_bias=not gated,
+                source="runs file",
+            )
