@@ -1,0 +1,149 @@
+"""`autotune tune` in a process of its own, on real ranks: interrupted, killed, and brought to its end."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import psutil
+import pytest
+
+from autotune.specs import FailureKind, Trial, TrialState
+from probes.discover import discover
+from storage import open_store
+
+SPACE = ("--tp", "1", "--pp", "1", "--micro-batch", "4,8", "--recompute", "none", "--zero-stage", "0,1,2")
+WORKLOAD = ("--model", "tiny", "--seq-len", "32", "--global-batch", "16")
+AUTOTUNE = (sys.executable, "-c", "from autotune.cli.main import main; main()")
+WITHIN_S = 120.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Home:
+    """A folder with a database and a cluster file of two ranks."""
+
+    folder: Path
+
+    @property
+    def url(self) -> str:
+        return f"sqlite:///{self.folder / 'a.db'}"
+
+    @property
+    def environment(self) -> dict[str, str]:
+        return os.environ | {"AUTOTUNE_DB": self.url, "AUTOTUNE_LOG_DIR": str(self.folder), "OMP_NUM_THREADS": "1"}
+
+    def start(self, *arguments: str) -> subprocess.Popen[str]:
+        return subprocess.Popen(
+            [*AUTOTUNE, "tune", *arguments],
+            cwd=self.folder,
+            env=self.environment,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+
+    def trials(self) -> list[Trial]:
+        with open_store(self.url, read_only=True) as store:
+            return [trial for tuning in store.tunings() for trial in store.trials(tuning.id)]
+
+
+@pytest.fixture
+def home(tmp_path: Path) -> Home:
+    (tmp_path / "pair.yaml").write_text(discover(2, 2**29).to_yaml())
+    return Home(folder=tmp_path)
+
+
+@pytest.fixture
+def started(home: Home) -> Iterator[tuple[subprocess.Popen[str], str]]:
+    """A tuning in the middle of its second trial, and its id."""
+    process = home.start(*WORKLOAD, "--cluster", "pair.yaml", "--max-trials", "4", *SPACE)
+    assert process.stderr is not None
+    first = process.stderr.readline()
+    for line in process.stderr:
+        if line.startswith("trial 0"):
+            break
+    deadline = time.monotonic() + WITHIN_S
+    while not any(trial.state is TrialState.RUNNING for trial in home.trials()):
+        assert process.poll() is None
+        assert time.monotonic() < deadline
+    yield process, first.split()[1].rstrip(":")
+    if process.poll() is None:
+        process.kill()
+    process.communicate()
+
+
+def assert_gone(ranks: list[psutil.Process]) -> None:
+    """No rank outlives its tuning."""
+    _, alive = psutil.wait_procs(ranks, timeout=20)
+    assert [rank for rank in alive if rank.status() != psutil.STATUS_ZOMBIE] == []
+
+
+def resume(home: Home, tuning_id: str) -> dict[str, object]:
+    process = home.start("--resume", tuning_id, "--json")
+    out, err = process.communicate(timeout=240)
+    assert process.returncode == 0, err
+    answer: dict[str, object] = json.loads(out)
+    return answer
+
+
+def assert_finished(answer: dict[str, object], tuning_id: str) -> list[dict[str, object]]:
+    """The object that others script against; returns its trials."""
+    best, trials = answer["best"], answer["trials"]
+    assert isinstance(best, dict)
+    assert isinstance(trials, list)
+    assert (answer["tuning"], answer["state"]) == (tuning_id, "done")
+    complete = [trial for trial in trials if trial["state"] == "complete"]
+    assert best["plan"] in [trial["plan"] for trial in complete]
+    assert best["interval"][0] <= best["tokens_per_s_per_gpu"] <= best["interval"][1]
+    assert best["mu"] == pytest.approx(best["t_comm_s"] / best["t_calc_s"], rel=0.5)
+    assert best["repeats"] >= 1
+    assert 0 <= best["t_comm_exposed_s"] <= best["t_comm_s"]
+    assert best["peak_memory_bytes"] > 0
+    spent = answer["gpu_s_spent"]
+    assert isinstance(spent, float)
+    assert spent >= sum(trial["gpu_s"] for trial in trials) > 0
+    return trials
+
+
+def test_after_kill_9_no_rank_is_left_and_the_tuning_resumes(
+    home: Home, started: tuple[subprocess.Popen[str], str]
+) -> None:
+    process, tuning_id = started
+    (running,) = [trial for trial in home.trials() if trial.state is TrialState.RUNNING]
+    ranks = psutil.Process(process.pid).children(recursive=True)
+    assert len(ranks) >= 2
+    process.kill()
+    process.wait()
+    assert_gone(ranks)
+
+    trials = assert_finished(resume(home, tuning_id), tuning_id)
+    cut = trials[running.number]
+    assert (cut["state"], cut["plan"]) == ("failed", running.plan.to_data())
+    assert isinstance(cut["failure"], dict)
+    assert cut["failure"]["kind"] == FailureKind.LOST
+
+
+def test_ctrl_c_says_how_to_go_on_and_keeps_what_was_measured(
+    home: Home, started: tuple[subprocess.Popen[str], str]
+) -> None:
+    process, tuning_id = started
+    ranks = psutil.Process(process.pid).children(recursive=True)
+    process.send_signal(signal.SIGINT)
+    _, err = process.communicate(timeout=60)
+    assert process.returncode == 130
+    assert f"autotune tune --resume {tuning_id}" in err
+    assert "Traceback" not in err
+    assert_gone(ranks)
+
+    first = home.trials()[0]
+    trials = assert_finished(resume(home, tuning_id), tuning_id)
+    assert trials[0]["tokens_per_s_per_gpu"] == (first.reading and first.reading.tokens_per_s_per_gpu)
+    again = resume(home, tuning_id)
+    assert assert_finished(again, tuning_id) == trials  # a tuning that has ended is only told once more
