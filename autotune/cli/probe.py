@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from autotune.cli import options, output
+from autotune.cli import check, options, output
 from autotune.errors import InputError
 
 if TYPE_CHECKING:
@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from autotune.tuning.ports import OnProgress
 
 app = typer.Typer(help="Run one probe on this machine.", no_args_is_help=True)
+app.command("check")(check.check)
 
 Deadline = Annotated[float, typer.Option("--deadline-s", metavar="SECONDS", help="End each probe after this long.")]
 Iterations = Annotated[int, typer.Option("--iterations", min=1, help="Timed repeats of each reading.")]
