@@ -42,7 +42,7 @@ def run(request: LayerRequest, context: RankContext) -> dict[str, Any]:
             times_s.append(part.iterate(lambda work: _timed(work, device)))
             context.emit(ProbeProgress(phase="sweep", done=index + 1, total=total, seconds=sum(times_s[-1])))
         forward, backward = part.iterate(lambda work: _traced(work, device))
-        saved = growth_of(device, part.forward)
+        saved = growth_of(device, part.forward_and_rest)
         whole = growth_of(device, part.forward_and_backward)
         report = {
             "forward_s": [forward_s for forward_s, _ in times_s[request.warmup :]],
@@ -111,6 +111,12 @@ class _Part:
     def forward_and_backward(self) -> None:
         """Both, and nothing kept but the gradients."""
         self.backward(self.forward())
+
+    def forward_and_rest(self) -> Tensor:
+        """The output, after the threads that communicate have let go of what they held."""
+        output = self.forward()
+        align(self.inputs.device)
+        return output
 
     def iterate(self, observe: Callable[[Callable[[], None]], float]) -> tuple[float, float]:
         """One forward and one backward, each observed; gradients are dropped afterwards."""

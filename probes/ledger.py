@@ -1,20 +1,21 @@
 """The memory of a trial on one rank: how much tensors took at most, and how much the process or allocator held.
 
-On CUDA both are the caching allocator's own counters. On CPU torch's allocator reports every allocation and release
-of a tensor's storage to the profiler, FSDP's resized storages included; the ledger adds them up from before the model
-is built. That costs time, so it ends with the untimed steps, by when the peak is known: the optimizer's state exists
-from the end of the first step on, and each later step repeats the second.
+On CUDA both are the caching allocator's own counters. On CPU `TensorAccount` adds up tensor storages. That costs time,
+so it ends with the untimed steps, by when the peak is known: the optimizer's state exists from the end of the
+first step on, and each later step repeats the second.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Protocol
 
 import torch
+
+from probes.account import TensorAccount
 
 _STATUS, _CLEAR = Path("/proc/self/status"), Path("/proc/self/clear_refs")
 
@@ -70,34 +71,25 @@ class TensorLedger:
     """The account of tensor storages on CPU; reserved is the growth of the process's resident set at its highest."""
 
     def __init__(self) -> None:
-        activities = [torch.profiler.ProfilerActivity.CPU]
-        self._profile: Any = torch.profiler.profile(activities=activities, profile_memory=True)
-        self._open = False
-        self._peak_bytes = self._live_bytes = self._resident_bytes = 0
+        self._account = TensorAccount()
+        self._resident_bytes = 0
 
     def open(self) -> None:
         """Starts the account at zero and resets the kernel's high-water mark of the resident set (proc(5))."""
         _CLEAR.write_text("5")
         self._resident_bytes = _status_bytes("VmRSS")
-        self._profile.__enter__()
-        self._open = True
+        self._account.open()
 
     def close(self) -> None:
-        """Ends the account and adds it up."""
-        if self._open:
-            self._open = False
-            self._profile.__exit__(None, None, None)
-            events = self._profile.profiler.kineto_results.events()
-            moves = [(event.start_ns(), event.nbytes()) for event in events if event.name() == "[memory]"]
-            self._peak_bytes, self._live_bytes = balance(moves)
-            self._profile = None
+        """Ends the account."""
+        self._account.close()
 
     def reading(self) -> MemoryReading:
         """Peaks since `open`."""
         return MemoryReading(
-            allocated_bytes=self._peak_bytes,
+            allocated_bytes=self._account.peak_bytes,
             reserved_bytes=max(0, _status_bytes("VmHWM") - self._resident_bytes),
-            live_bytes=self._live_bytes,
+            live_bytes=self._account.live_bytes,
             source=memory_source(torch.device("cpu")),
         )
 
@@ -119,15 +111,15 @@ def growth_of(device: torch.device, work: Callable[[], object]) -> Growth:
         live_bytes, peak_bytes = torch.cuda.memory_allocated(device), torch.cuda.max_memory_allocated(device)
         del kept
         return Growth(live_bytes=live_bytes - before_bytes, peak_bytes=peak_bytes - before_bytes)
-    ledger = TensorLedger()
-    ledger.open()
+    account = TensorAccount()
+    account.open()
     try:
         kept = work()
     finally:
-        ledger.close()
+        account.close()
+    growth = Growth(live_bytes=account.live_bytes, peak_bytes=account.peak_bytes)
     del kept
-    reading = ledger.reading()
-    return Growth(live_bytes=reading.live_bytes, peak_bytes=reading.allocated_bytes)
+    return growth
 
 
 def make_ledger(device: torch.device) -> Ledger:
@@ -140,15 +132,6 @@ def memory_source(device: torch.device) -> str:
     if device.type == "cuda":
         return "CUDA caching allocator"
     return "cpu tensor ledger; reserved: growth of the resident set"
-
-
-def balance(moves: Iterable[tuple[int, int]]) -> tuple[int, int]:
-    """Highest and last balance of an account of (time, signed bytes), in any order."""
-    highest = current = 0
-    for _, signed_bytes in sorted(moves, key=lambda move: move[0]):
-        current += signed_bytes
-        highest = max(highest, current)
-    return highest, current
 
 
 def _status_bytes(field: str) -> int:

@@ -16,6 +16,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh
+import torch.distributed.pipelining as _pipelining  # noqa: F401 - make_schedule wants it: loaded with this module, before any trial
 from torch.distributed.fsdp import FSDPModule
 
 from autotune.specs import Optimizer, StepRequest
