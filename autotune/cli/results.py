@@ -181,7 +181,7 @@ def _print_tuning(tuning: Tuning, trials: Sequence[Trial]) -> None:
     ):
         table.add_row(name, value)
     console.print(table)
-    console.print(final_table(trials))
+    console.print(final_table(trials, rows=None))
 
 
 def history(

@@ -146,14 +146,14 @@ def _measured_cells(reading: StepReading) -> tuple[str, ...]:
     )
 
 
-def final_table(trials: Sequence[Trial]) -> Table:
-    """All trials, measured beside estimated; what failed last, with its cause."""
+def final_table(trials: Sequence[Trial], rows: int | None = FINAL_ROWS) -> Table:
+    """The first `rows` trials (None: all), measured beside estimated; what failed last, with its cause."""
     table = output.table(
         "Trials (measured | estimated)",
         "#", "<plan", "<state", "tokens/s/GPU", "est.", "step", "est.", "T_calc", "T_comm", "exposed", "mu",
         "peak mem", "est.",
     )  # fmt: skip
-    for trial in sorted(trials, key=_order)[:FINAL_ROWS]:
+    for trial in sorted(trials, key=_order)[:rows]:
         estimate, reading = trial.estimate, trial.reading
         state = trial.state.value if trial.failure is None else trial.failure.kind.value
         measured = _measured_cells(reading) if reading else ("-",) * 6

@@ -3,13 +3,19 @@
 from __future__ import annotations
 
 import json
+import multiprocessing
+import os
+import pwd
 import sqlite3
+import sys
+import tempfile
 from pathlib import Path
 
 import pytest
 from conftest import Command, Done
 from store_records import MODEL
 
+from autotune.cli.main import main
 from storage import open_store
 
 BIG = ("--model", "gpt3-175b", "--cluster", "a100-80gb-sxm:128x8")
@@ -136,6 +142,35 @@ def test_a_database_that_cannot_be_written(autotune: Command, tmp_path: Path) ->
     assert_refused(
         autotune("cluster", "add", "a100-80gb-sxm:1x8", "--db", f"sqlite:///{folder / 'a.db'}"), 5, str(folder)
     )
+
+
+def _add_as_nobody(url: str, err: str) -> None:
+    """Runs `autotune cluster add` as a user whom permissions hold for, standard error into a file."""
+    os.dup2(os.open(err, os.O_WRONLY), 2)
+    sys.stderr = os.fdopen(2, "w")
+    if os.geteuid() == 0:  # to root nothing is read-only
+        nobody = pwd.getpwnam("nobody")
+        os.setgroups([])
+        os.setresgid(*[nobody.pw_gid] * 3)
+        os.setresuid(*[nobody.pw_uid] * 3)
+    main(["cluster", "add", "a100-80gb-sxm:1x8", "--db", url])
+
+
+def test_a_read_only_database(autotune: Command) -> None:
+    with tempfile.TemporaryDirectory(prefix="autotune-shelf-") as shelf:  # others may not enter pytest's own folders
+        file, err = Path(shelf) / "a.db", Path(shelf) / "err"
+        url = f"sqlite:///{file}"
+        err.touch()
+        assert autotune("cluster", "add", "a100-80gb-sxm:1x4", "--db", url).status == 0
+        file.chmod(0o444)
+        Path(shelf).chmod(0o555)
+        process = multiprocessing.get_context("fork").Process(target=_add_as_nobody, args=(url, str(err)))
+        process.start()
+        process.join(60)
+        Path(shelf).chmod(0o700)
+        assert process.exitcode == 5
+        assert err.read_text().startswith(f"error: {file} cannot be written: ")
+        assert err.read_text().count("\n") == 1
 
 
 def test_a_database_that_is_none(autotune: Command, tmp_path: Path) -> None:

@@ -93,6 +93,15 @@ def test_show_has_every_trial_and_the_request(autotune: Command, url: str) -> No
         assert word in out
 
 
+def test_show_leaves_no_trial_out(autotune: Command, url: str) -> None:
+    with open_store(url) as store:
+        for number in range(4, 30):
+            finish(store, number, Plan(tp=8, micro_batch=number), 100.0 + number)
+    out = autotune("show", "tuning-1", "--db", url).out
+    for number in range(4, 30):
+        assert Plan(tp=8, micro_batch=number).key in out
+
+
 def test_history_is_newest_first(autotune: Command, url: str) -> None:
     rows = autotune("history", "--db", url, "--json").data["tunings"]
     assert [(row["tuning"], row["trials"]) for row in rows] == [("empty-one", 0), ("tuning-1", 4)]
