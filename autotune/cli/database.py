@@ -100,7 +100,7 @@ def check(db: options.Database = None, as_json: options.AsJson = False) -> int:
         output.print_json({**asdict(found), "sound": found.sound})
     else:
         lines = found.problems or (f"{found.database} is sound (schema {found.schema})",)
-        output.console().print("\n".join(lines), markup=False)
+        output.console().print("\n".join(lines))
     return 0 if found.sound else StoreError.exit_code
 
 
@@ -114,7 +114,7 @@ def stats(db: options.Database = None, as_json: options.AsJson = False) -> None:
         output.print_json(asdict(found))
         return
     console, table = output.console(), output.table("", "<table", "rows")
-    console.print(f"{found.database}, schema {found.schema}, {output.bytes_text(found.size_bytes)}", markup=False)
+    console.print(f"{found.database}, schema {found.schema}, {output.bytes_text(found.size_bytes)}")
     for name, rows in found.rows.items():
         table.add_row(name, f"{rows:,}")
     console.print(table)

@@ -19,9 +19,7 @@ def export(
         ),
     ] = "trials",
     format: Annotated[str, typer.Option("--format", metavar="csv|parquet", help="The file's format.")] = "csv",
-    out: Annotated[
-        Path | None, typer.Option("--out", metavar="FILE", help="[default: TABLE.FORMAT]", show_default=False)
-    ] = None,
+    out: Annotated[Path | None, typer.Option("--out", metavar="FILE", help="Default: TABLE.FORMAT.")] = None,
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace the file if it exists.")] = False,
     db: options.Database = None,
     as_json: options.AsJson = False,
@@ -35,4 +33,4 @@ def export(
     if as_json:
         output.print_json({"table": table, "format": format, "path": str(path), "size_bytes": path.stat().st_size})
     else:
-        output.console().print(f"{path} ({output.bytes_text(path.stat().st_size)})", markup=False)
+        output.console().print(f"{path} ({output.bytes_text(path.stat().st_size)})")

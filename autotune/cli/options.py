@@ -15,9 +15,8 @@ Database = Annotated[
     typer.Option(
         "--db",
         metavar="URL",
-        help="Database, as sqlite:///FILE or postgresql+psycopg://... "
-        "[default: $AUTOTUNE_DB, else autotune.db in the user's data folder]",
-        show_default=False,
+        help="Database, as sqlite:///FILE or postgresql://USER@HOST/NAME. "
+        "Default: $AUTOTUNE_DB, else autotune.db in the user's data folder.",
     ),
 ]
 Model = Annotated[
@@ -25,8 +24,7 @@ Model = Annotated[
     typer.Option(
         "--model",
         metavar="MODEL",
-        help="A preset's or stored name, a file of ours, or a Hugging Face config.json. [default: the smallest preset]",
-        show_default=False,
+        help="A preset's or stored name, a file of ours, or a Hugging Face config.json. Default: the smallest preset.",
     ),
 ]
 Cluster = Annotated[
@@ -34,8 +32,7 @@ Cluster = Annotated[
     typer.Option(
         "--cluster",
         metavar="CLUSTER",
-        help="A file, a stored name, or GPU:NODESxGPUS_PER_NODE (a100-80gb-sxm:128x8). [default: this machine]",
-        show_default=False,
+        help="A file, a stored name, or GPU:NODESxGPUS_PER_NODE (a100-80gb-sxm:128x8). Default: this machine.",
     ),
 ]
 SeqLen = Annotated[
@@ -43,9 +40,8 @@ SeqLen = Annotated[
     typer.Option(
         "--seq-len",
         metavar="TOKENS",
-        help="Sequence length. [default: 128 for a tiny preset or on CPUs, else 4096, at most the model's longest]",
+        help="Sequence length. Default: 128 for a tiny preset or on CPUs, else 4096, at most the model's longest.",
         rich_help_panel=_WORKLOAD,
-        show_default=False,
     ),
 ]
 GlobalBatch = Annotated[
@@ -53,10 +49,9 @@ GlobalBatch = Annotated[
     typer.Option(
         "--global-batch",
         metavar="SEQUENCES",
-        help="Sequences a step. [default: 16 for a tiny preset or on CPUs, else 16 a device up to 1024; at least one "
-        "a device]",
+        help="Sequences a step. Default: 16 for a tiny preset or on CPUs, else 16 a device up to 1024; at least one "
+        "a device.",
         rich_help_panel=_WORKLOAD,
-        show_default=False,
     ),
 ]
 DTypeName = Annotated[
@@ -64,9 +59,8 @@ DTypeName = Annotated[
     typer.Option(
         "--dtype",
         metavar="DTYPE",
-        help="fp32, bf16, fp16 or fp8. [default: fp32 on CPUs, else bf16, or fp16 where there is no bf16]",
+        help="fp32, bf16, fp16 or fp8. Default: fp32 on CPUs, else bf16, or fp16 where there is no bf16.",
         rich_help_panel=_WORKLOAD,
-        show_default=False,
     ),
 ]
 Tp = Annotated[str | None, typer.Option("--tp", metavar="1,2,...", help="Tensor parallel.", rich_help_panel=_SPACE)]

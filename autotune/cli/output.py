@@ -42,17 +42,20 @@ def write_text(path: Path, text: str) -> None:
 
 
 def console() -> Console:
-    """Standard output for people: as wide as the terminal, or wide enough for our tables in a file or pipe."""
+    """Standard output for people: as wide as the terminal, or wide enough for our tables in a file or pipe.
+
+    Without markup: names and messages come from users, and brackets in them are theirs.
+    """
     from rich.console import Console
 
-    return Console(highlight=False, width=None if sys.stdout.isatty() else PIPE_WIDTH)
+    return Console(markup=False, highlight=False, width=None if sys.stdout.isatty() else PIPE_WIDTH)
 
 
 def error_console() -> Console:
     """Standard error for people: progress and errors, so that standard output holds only the answer."""
     from rich.console import Console
 
-    return Console(stderr=True, highlight=False, width=None if sys.stderr.isatty() else PIPE_WIDTH)
+    return Console(stderr=True, markup=False, highlight=False, width=None if sys.stderr.isatty() else PIPE_WIDTH)
 
 
 def table(title: str, *columns: str) -> Table:

@@ -124,7 +124,7 @@ def _print_ranking(inputs: Inputs, ranking: Ranking) -> None:
             _losses(found),
         )
     console = output.console()
-    console.print(_heading(inputs, ranking.plans[0].estimate), markup=False, soft_wrap=True)
+    console.print(_heading(inputs, ranking.plans[0].estimate), soft_wrap=True)
     console.print(table)
     console.print(
         f"{ranking.legal:,} legal plans, {ranking.fitting:,} estimated to fit; {ranking.seconds:.2f} s, "
@@ -175,7 +175,7 @@ def estimate(
 
 def _print_estimate(inputs: Inputs, plan: Plan, found: Estimate) -> None:
     console = output.console()
-    console.print(_heading(inputs, found), f"plan {plan.key}", sep="\n", markup=False, soft_wrap=True)
+    console.print(_heading(inputs, found), f"plan {plan.key}", sep="\n", soft_wrap=True)
     console.print(_parts("seconds of a step", found.seconds, found.step_time_s, output.seconds_text))
     title = f"bytes of the worst stage ({found.worst_stage})"
     console.print(_parts(title, found.bytes, found.peak_memory_bytes, output.bytes_text))

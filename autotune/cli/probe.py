@@ -32,12 +32,11 @@ def collective(
         typer.Option(
             "--op",
             metavar="OP",
-            help="all_reduce, all_gather, reduce_scatter, all_to_all or send_recv. [default: all of them]",
-            show_default=False,
+            help="all_reduce, all_gather, reduce_scatter, all_to_all or send_recv. Default: all of them.",
         ),
     ] = None,
     group_size: Annotated[
-        int | None, typer.Option("--group-size", metavar="N", help="Ranks a group. [default: all]", show_default=False)
+        int | None, typer.Option("--group-size", metavar="N", help="Ranks a group. Default: all.")
     ] = None,
     stride: Annotated[int, typer.Option("--stride", min=1, help="Distance of a group's ranks.")] = 1,
     sizes: Annotated[str, typer.Option("--sizes", metavar="SIZES", help="Sizes of the full buffer.")] = SIZES,
@@ -75,7 +74,7 @@ def layer(
     model: options.Model = None,
     part: Annotated[
         str | None,
-        typer.Option("--part", metavar="PART", help="layer, embedding or head. [default: all]", show_default=False),
+        typer.Option("--part", metavar="PART", help="layer, embedding or head. Default: all."),
     ] = None,
     tp: Annotated[int, typer.Option("--tp", min=1, help="Tensor parallel.")] = 1,
     micro_batch: Annotated[int, typer.Option("--micro-batch", min=1, help="Sequences.")] = 1,

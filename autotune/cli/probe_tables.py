@@ -37,7 +37,6 @@ def print_outcomes(cluster: ClusterSpec, requests: Sequence[ProbeRequest], outco
             console.print(
                 f"{probe_text(request)}: failed, {failure.kind.value}{where}: {failure.message}"
                 f" (log: {failure.log_path})",
-                markup=False,
             )
     console.print(f"{sum(outcome.gpu_s for outcome in outcomes):.1f} GPU-seconds spent")
 

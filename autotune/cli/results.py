@@ -25,8 +25,7 @@ def best(
         typer.Option(
             "--tuning",
             metavar="TUNING",
-            help="A tuning's id. [default: the newest that measured something]",
-            show_default=False,
+            help="A tuning's id. Default: the newest that measured something.",
         ),
     ] = None,
     target: Annotated[
@@ -135,13 +134,13 @@ def _print_best(answer: dict[str, Any], plan: Plan, launch: LaunchArguments | No
     console = output.console()
     console.print(table)
     for line in found["why"]:
-        console.print(line, markup=False)
+        console.print(line)
     if launch is not None:
         output.print_launch(launch)
         return
     from autotune.export import targets
 
-    console.print("Launch arguments: add --for " + "|".join(targets()), markup=False)
+    console.print("Launch arguments: add --for " + "|".join(targets()))
 
 
 def _speed(figures: dict[str, Any]) -> str:

@@ -35,9 +35,7 @@ def tune(
     ] = None,
     max_trials: Annotated[
         int | None,
-        typer.Option(
-            "--max-trials", metavar="N", help="Trials at most. [default: 24 without a budget]", show_default=False
-        ),
+        typer.Option("--max-trials", metavar="N", help="Trials at most. Default: 24 without a budget."),
     ] = None,
     min_gain: Annotated[
         float, typer.Option("--min-gain", metavar="SHARE", help="Stop when less than this is expected to be gained.")
@@ -96,7 +94,6 @@ def _run(service: TuningService, tuning: Tuning, *, as_json: bool, db: str | Non
     console.print(
         f"Tuning {tuning.id}: {tuning.model.name} on {tuning.cluster.name} ({tuning.cluster.devices} devices), "
         f"sequence {workload.seq_len}, {workload.global_batch} sequences a step, {workload.dtype.value}",
-        markup=False,
         soft_wrap=True,
     )
     try:
@@ -104,7 +101,7 @@ def _run(service: TuningService, tuning: Tuning, *, as_json: bool, db: str | Non
             ended = service.run(tuning.id, view.on_event)
     except KeyboardInterrupt:
         again = f"autotune tune --resume {tuning.id}" + (f" --db {db}" if db else "")
-        console.print(f"Interrupted; what was measured is kept. Go on with: {again}", markup=False, soft_wrap=True)
+        console.print(f"Interrupted; what was measured is kept. Go on with: {again}", soft_wrap=True)
         raise
     trials = service.trials(tuning.id)
     data = tuning_data(ended, trials)

@@ -88,7 +88,7 @@ class TuneView:
         )
 
     def _line(self, text: str) -> None:
-        self._console.print(text, markup=False, soft_wrap=True)
+        self._console.print(text, soft_wrap=True)
 
     def _render(self) -> Group:
         ended = [trial for trial in self._trials if trial.state is TrialState.COMPLETE]
@@ -181,13 +181,12 @@ def print_result(console: Console, tuning: Tuning, trials: Sequence[Trial], data
     console.print(
         f"Tuning {tuning.id} is {tuning.state.value}: {tuning.stop_reason or tuning.message}. "
         f"{data['gpu_s_spent']:.0f} GPU-seconds spent.",
-        markup=False,
     )
     best = data["best"]
     if best is None:
         return
     low, high = best["interval"]
-    console.print(f"\n[bold]Best plan: {Plan.from_data(best['plan']).key}[/bold]")
+    console.print(f"\nBest plan: {Plan.from_data(best['plan']).key}", style="bold")
     console.print(
         f"  {output.count_text(best['tokens_per_s_per_gpu'])} tokens/s/GPU (95 % interval {output.count_text(low)} to "
         f"{output.count_text(high)}, {best['repeats']} trials), step {output.seconds_text(best['step_time_s'])}: "
@@ -199,6 +198,6 @@ def print_result(console: Console, tuning: Tuning, trials: Sequence[Trial], data
     for plan in best["too_close_to_call"]:
         console.print(f"  too close to call against {Plan.from_data(plan).key}: the intervals overlap")
     for line in best["why"]:
-        console.print(f"  {line}", markup=False, soft_wrap=True)
-    console.print(f"\nMeasure it again:  {own}", markup=False, soft_wrap=True)
-    console.print(f"Launch arguments:  autotune best --tuning {tuning.id} --for megatron", markup=False, soft_wrap=True)
+        console.print(f"  {line}", soft_wrap=True)
+    console.print(f"\nMeasure it again:  {own}", soft_wrap=True)
+    console.print(f"Launch arguments:  autotune best --tuning {tuning.id} --for megatron", soft_wrap=True)

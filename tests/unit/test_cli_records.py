@@ -170,6 +170,11 @@ def test_models_and_clusters_can_be_stored_and_listed(autotune: Command, url: st
     assert "ours" in autotune("cluster", "list", "--db", url).out
 
 
+def test_brackets_in_a_name_are_no_markup(autotune: Command, url: str) -> None:
+    assert autotune("cluster", "add", "l40s:1x8", "--name", "the [/red] one", "--db", url).status == 0
+    assert "the [/red] one" in autotune("cluster", "list", "--db", url).out
+
+
 def test_discover_writes_a_file_that_can_be_used(autotune: Command, tmp_path: Path) -> None:
     written = autotune("cluster", "discover", "--out", "here.yaml", "--save", "--json").data
     assert autotune("cluster", "show", "here.yaml", "--json").data == written
