@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from autotune.tuning.selfcheck import SelfCheck, StepCheck
 
 # On a GPU the smallest preset would measure launches only; this one fits every card of the catalog.
-GPU_MODEL = "llama-3.2-1b"
+GPU_MODEL = "llama3.2-1b"
 GPU_SEQ_LEN, GPU_GLOBAL_BATCH = 2048, 8
 
 
@@ -28,7 +28,7 @@ def check(
 ) -> int:
     """Run every kind of probe here and compare estimates with what was measured.
 
-    Takes a few minutes. On GPUs the default model is llama-3.2-1b at 2,048 tokens and 8 sequences a step.
+    Takes a few minutes. On GPUs the default model is llama3.2-1b at 2,048 tokens and 8 sequences a step.
     """
     from autotune.cli.inputs import read_cluster, read_model, read_workload
     from autotune.cli.tune_view import probe_text

@@ -8,6 +8,7 @@ import pytest
 from conftest import Command
 
 from autotune.catalog import load_model
+from autotune.cli.check import GPU_MODEL
 from autotune.cli.inputs import read_workload
 from autotune.specs import ClusterSpec, ComputeFit, DType, Profile
 from storage import open_store
@@ -115,6 +116,10 @@ def test_stored_names_are_found(autotune: Command, tmp_path: Path) -> None:
 def test_defaults_of_the_workload(autotune: Command, model: str, cluster: str, expected: tuple[int, int, str]) -> None:
     workload = autotune("plan", "--model", model, "--cluster", cluster, "--plan", "tp=1", "--json").data["workload"]
     assert (workload["seq_len"], workload["global_batch"], workload["dtype"]) == expected
+
+
+def test_the_self_check_trains_a_preset_that_exists() -> None:
+    assert load_model(GPU_MODEL).name == GPU_MODEL
 
 
 def test_on_cpus_any_model_gets_a_small_workload() -> None:
