@@ -7,14 +7,14 @@ from collections.abc import Iterable, Sequence
 import numpy as np
 
 from autotune.search.belief import LESSON_NOISE, Lesson
-from autotune.specs import Plan
+from autotune.specs import ClusterSpec, Plan
 from autotune.tuning.backtest.groups import Group
 from autotune.tuning.backtest.replay import Replay
 from autotune.tuning.backtest.runs import RunStatus
 
 
 def teachers(group: Group, groups: Sequence[Group], train_gpus: int | None) -> list[Group]:
-    """The groups that a group may learn from: others on the same kind of cluster (device and GPUs a node).
+    """The groups that a group may learn from: others on the same kind of cluster (devices, links, size of a node).
 
     Args:
         group: the one that is judged.
@@ -25,8 +25,8 @@ def teachers(group: Group, groups: Sequence[Group], train_gpus: int | None) -> l
         other
         for other in groups
         if other is not group
-        and _kind(other) == _kind(group)
-        and (train_gpus is None or (other.model == group.model and other.cluster.devices <= train_gpus))
+        and _alike(other.cluster, group.cluster)
+        and (train_gpus is None or (other.model.key == group.model.key and other.cluster.devices <= train_gpus))
     ]
 
 
@@ -69,6 +69,7 @@ def _mean(plan: Plan, items: Sequence[Lesson]) -> Lesson:
     )
 
 
-def _kind(group: Group) -> tuple[str, int]:
-    """A node of fewer GPUs than usual is still of that kind if its device is: the catalog's links are the same."""
-    return group.cluster.device.name, group.cluster.gpus_per_node if group.cluster.nodes > 1 else 0
+def _alike(one: ClusterSpec, other: ClusterSpec) -> bool:
+    """Whether two clusters have the same devices and links. The size of a node counts where both have several."""
+    same_nodes = one.gpus_per_node == other.gpus_per_node or 1 in {one.nodes, other.nodes}
+    return one.device == other.device and one.intra == other.intra and same_nodes

@@ -15,6 +15,9 @@ GPT2_VOCABULARY = 51_200
 MOST_DEVIATION = 0.2
 """A row whose parameter count no variant comes this close to is something else than a dense decoder."""
 
+ROUNDING = 0.005
+"""Parameter counts are published with about three digits."""
+
 BILLION = 1e9
 Dims = tuple[int, int, int, int, int, int, int]
 
@@ -22,7 +25,8 @@ Dims = tuple[int, int, int, int, int, int, int]
 def model_of(cells: Cells) -> ModelSpec:
     """The variant of the row's dimensions whose parameter count is closest to params_b.
 
-    Without params_b an MLP of width 4 x hidden is taken as ungated with an untied head, another one as gated.
+    Of several within ROUNDING the family's usual one is taken: Llama's head is untied, GPT's is tied. Without params_b
+    an MLP of width 4 x hidden is taken as GPT's, another one as Llama's.
 
     Raises:
         InputError: dimensions that do not go together, or a parameter count far from every variant's.
@@ -49,20 +53,23 @@ def _closest(name: str, dims: Dims, billions: float | None) -> tuple[ModelSpec, 
     variants = list(_variants(name, dims))
     if billions is None:
         gated = dims[4] != 4 * dims[1]
-        return next(item for item in variants if item.gated == gated and not item.tied), 0.0
+        return next(item for item in variants if item.gated == gated), 0.0
 
     def deviation(model: ModelSpec) -> float:
         return abs(total_parameters(model) / (billions * BILLION) - 1.0)
 
-    best = min(variants, key=deviation)
+    best = min(variants, key=lambda model: max(deviation(model), ROUNDING))
     return best, deviation(best)
 
 
 def _variants(name: str, dims: Dims) -> Iterator[ModelSpec]:
-    """Llama's family (gated, RMSNorm, rotary) and GPT's (ungated, LayerNorm, biases, learned positions)."""
+    """Llama's family (gated, RMSNorm, rotary) and GPT's (ungated, LayerNorm, biases, learned positions).
+
+    The usual one of a family comes first.
+    """
     layers, hidden, heads, kv_heads, ffn, vocab, seq_len = dims
     for gated in (True, False):
-        for tied in (True, False):
+        for tied in (not gated, gated):
             yield ModelSpec(
                 name=name[:200],
                 layers=layers,

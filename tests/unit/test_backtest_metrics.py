@@ -1,0 +1,101 @@
+"""Each figure of a backtest against a value worked out by hand."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import pytest
+from runs_file import Cells, failed, four, group_of, row
+
+from autotune.tuning.backtest.groups import Group
+from autotune.tuning.backtest.metrics import Accuracy, Forecast, accuracy_of, walk_of
+from autotune.tuning.backtest.runs import RunStatus
+
+GIB = 2**30
+
+
+def judged(group: Group, speeds: Sequence[float], fits: Sequence[bool], peaks_gib: Sequence[float] = ()) -> Accuracy:
+    peaks = np.array(peaks_gib or [1.0] * len(speeds)) * GIB
+    return accuracy_of(
+        group, Forecast(tokens_per_s_per_gpu=np.array(speeds, float), peak_bytes=peaks, fits=np.array(fits))
+    )
+
+
+@pytest.mark.parametrize(
+    ("asked", "to_95", "to_98", "first_pick", "status"),
+    [
+        ([0, 1, 2], 2, 3, 0.7, RunStatus.OK),
+        ([2], 1, 1, 1.0, RunStatus.OK),
+        ([3, 0, 1, 2], 3, 4, 0.0, RunStatus.OOM),
+        ([0, 3], 5, 5, 0.7, RunStatus.OK),
+    ],
+)
+def test_a_walk_counts_every_ask(  # 7000, 9700, 10000 (the best), out of memory
+    tmp_path: Path, asked: list[int], to_95: int, to_98: int, first_pick: float, status: RunStatus
+) -> None:
+    walk = walk_of(group_of(tmp_path, *four()), asked, most=4)
+    assert (walk.trials_to_95, walk.trials_to_98) == (to_95, to_98)
+    assert (walk.first_pick, walk.first_status) == (pytest.approx(first_pick), status)
+
+
+def test_a_perfect_forecast_has_no_error(tmp_path: Path) -> None:
+    rows = [{**cells, "peak_mem_gb": "10"} if cells["status"] == "ok" else cells for cells in four()]
+    found = judged(group_of(tmp_path, *rows), [7000, 9700, 10000, 12000], [True, True, True, False], [10, 10, 10, 90])
+    assert found == Accuracy(
+        regret_top1=0.0, regret_top3=0.0, kendall=1.0, mape=0.0, mem_mape=0.0, oom_recall=1.0, oom_false_alarm=0.0
+    )
+
+
+@pytest.mark.parametrize(
+    ("speeds", "fits", "top1", "top3"),
+    [
+        ([3, 2, 1, 0], [1, 1, 1, 1], 0.3, 0.0),
+        ([3, 2, 1, 0], [0, 1, 1, 1], 0.03, 0.0),
+        ([3, 2, 0, 1], [1, 1, 1, 1], 0.3, 0.03),  # the third is the one that runs out of memory
+        ([1, 1, 1, 4], [1, 1, 0, 1], 1.0, 0.03),
+        ([1, 2, 3, 4], [0, 0, 0, 0], 1.0, 0.0),  # nothing is believed to fit: all count
+        ([1, 2, 3, 4], [0, 0, 0, 1], 1.0, 1.0),
+    ],
+)
+def test_regret_is_what_the_first_ranked_lose(
+    tmp_path: Path, speeds: list[float], fits: list[bool], top1: float, top3: float
+) -> None:
+    found = judged(group_of(tmp_path, *four()), np.array(speeds) + 1.0, np.array(fits, bool))
+    assert (found.regret_top1, found.regret_top3) == (pytest.approx(top1), pytest.approx(top3))
+
+
+def test_errors_are_of_the_ok_plans(tmp_path: Path) -> None:
+    # Step times predicted twice, half and once as long: |2-1|, |0.5-1|, 0. The failed plan has none.
+    found = judged(group_of(tmp_path, *four()), [3500, 19400, 10000, 1], [True] * 4)
+    assert found.mape == pytest.approx(0.5)
+    # Of the pairs (7000, 9700), (7000, 10000), (9700, 10000) the last is in the wrong order.
+    assert found.kendall == pytest.approx(1 / 3)
+
+
+def test_kendall_counts_ties_as_tau_b_does(tmp_path: Path) -> None:
+    # Concordant 2, discordant 0, of 3 pairs one tied in the forecast: 2 / sqrt(2 * 3).
+    found = judged(group_of(tmp_path, *four()), [5, 6, 6, 1], [True] * 4)
+    assert found.kendall == pytest.approx(2 / 6**0.5)
+
+
+def test_memory_is_judged_where_the_reserved_peak_is_known(tmp_path: Path) -> None:
+    rows: list[Cells] = [
+        row(micro_batch=1, peak_mem_gb=10), row(micro_batch=2, peak_mem_gb=40), row(micro_batch=4, mem_alloc_gb=9),
+        failed("oom", micro_batch=8), failed("oom", micro_batch=2, zero_stage=1), failed("fail", zero_stage=1),
+    ]  # fmt: skip
+    group = group_of(tmp_path, *rows)
+    assert [item.plan.key for item in group.outcomes] == [
+        "tp1.pp1.dp8.mb1.zero0", "tp1.pp1.dp8.mb1.zero1", "tp1.pp1.dp8.mb2.zero0", "tp1.pp1.dp8.mb2.zero1",
+        "tp1.pp1.dp8.mb4.zero0", "tp1.pp1.dp8.mb8.zero0",
+    ]  # fmt: skip
+    found = judged(group, [5] * 6, [True, False, False, False, True, True], [12, 1, 44, 1, 77, 1])
+    assert found.mem_mape == pytest.approx((0.2 + 0.1) / 2)
+    assert found.oom_recall == 0.5
+    assert found.oom_false_alarm == pytest.approx(1 / 3)
+
+
+def test_what_a_group_cannot_judge_is_none(tmp_path: Path) -> None:
+    found = judged(group_of(tmp_path, row()), [7000], [True])
+    assert (found.kendall, found.mem_mape, found.oom_recall) == (None, None, None)
