@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from autotune.cli import options, output
-from autotune.errors import UnknownNameError
+from autotune.errors import InputError, UnknownNameError
 
 if TYPE_CHECKING:
     from autotune.catalog import GpuEntry
@@ -72,12 +72,17 @@ def import_model(
 ) -> None:
     """Store a model in the database, so that --model finds it by name."""
     from autotune.catalog import load_model
+    from autotune.catalog import models as presets
     from autotune.cli.database import open_to_write
     from autotune.specs import ModelSpec
 
     spec = load_model(str(file))
     if name is not None:
         spec = ModelSpec.from_data(spec.to_data() | {"name": name}, "--name")
+    if any(preset.name == spec.name for preset in presets()):
+        raise InputError(
+            "model", spec.name, "a preset has this name and would be found first: give another with --name"
+        )
     with open_to_write(db) as store:
         store.put_model(spec)
     output.print_spec(spec, as_json=as_json)

@@ -77,7 +77,7 @@ def error_data(error: AutotuneError) -> dict[str, Any]:
         plain = error.value is None or isinstance(error.value, (str, int, float, bool))
         data |= {"what": error.what, "value": error.value if plain else repr(error.value), "allowed": error.allowed}
     if isinstance(error, NothingFitsError):
-        data["misses"] = [{key: _plain(value) for key, value in miss.items()} for miss in error.misses]
+        data["misses"] = error.misses
     return {"error": data}
 
 
@@ -90,44 +90,33 @@ def print_misses(error: NothingFitsError) -> None:
     """The nearest misses and what would make each fit, on standard error."""
     misses = table("Nearest misses (estimates)", "<plan", "needs", "has", "<would fit if")
     for miss in error.misses:
-        has = miss.get("has_bytes")
-        misses.add_row(
-            plan_text(miss["plan"]), bytes_text(miss["needs_bytes"]), bytes_text(has), str(miss["would_fit_if"])
-        )
+        sizes = [bytes_text(float(str(miss[key]))) for key in ("needs_bytes", "has_bytes")]
+        misses.add_row(str(miss["plan"]), *sizes, str(miss["would_fit_if"]))
     error_console().print(misses)
 
 
-def plan_text(plan: object) -> str:
-    """A plan's short name, from a Plan or its plain data."""
+def plan_text(plan: dict[str, Any]) -> str:
+    """The short name of a plan given as plain data."""
     from autotune.specs import Plan
 
-    if isinstance(plan, str):
-        return plan
-    return plan.key if isinstance(plan, Plan) else Plan.from_data(plan).key
+    return Plan.from_data(plan).key
 
 
-def bytes_text(count: object) -> str:
-    """Bytes for people: 1.50 GiB."""
-    if not isinstance(count, (int, float)):
-        return "?"
-    value = float(count)
-    for unit in ("B", "KiB", "MiB", "GiB", "TiB"):
-        if abs(value) < 1024 or unit == "TiB":
-            return (
-                f"{value:.0f} {unit}"
-                if unit == "B"
-                else f"{value:.3g} {unit}"
-                if value < 100
-                else f"{value:.0f} {unit}"
-            )
-        value /= 1024
-    raise AssertionError("unreachable")
+def bytes_text(count: float | None) -> str:
+    """Bytes for people: 512 B, 1.5 GiB, 151 GiB."""
+    if count is None:
+        return "-"
+    for power, unit in ((4, "TiB"), (3, "GiB"), (2, "MiB"), (1, "KiB")):
+        value = count / 1024**power
+        if value >= 1:
+            return f"{value:.3g} {unit}" if value < 100 else f"{value:.0f} {unit}"
+    return f"{count:.0f} B"
 
 
 def rate_text(bytes_per_s: float | None) -> str:
     """Decimal bytes a second, as vendors count bandwidth: 1.5 GB/s."""
     if bytes_per_s is None:
-        return "?"
+        return "-"
     for size, unit in ((1e12, "TB/s"), (1e9, "GB/s"), (1e6, "MB/s"), (1e3, "kB/s")):
         if bytes_per_s >= size:
             return f"{bytes_per_s / size:.3g} {unit}"
@@ -160,12 +149,10 @@ def print_launch(launch: LaunchArguments) -> None:
     """The command, the file it reads, and what is left to the user."""
     import shlex
 
-    lines = [f"Launch with {launch.target}:", shlex.join(launch.argv)]
+    # The launcher's variables must reach the shell unquoted by single quotes.
+    command = " ".join(f'"{word}"' if "$" in word else shlex.quote(word) for word in launch.argv)
+    lines = [f"Launch with {launch.target}:", command]
     if launch.config:
         lines += [f"with {launch.config_name}:", launch.config]
     lines += [f"note: {note}" for note in launch.notes]
     sys.stdout.write("\n".join(lines) + "\n")
-
-
-def _plain(value: object) -> object:
-    return value.to_data() if hasattr(value, "to_data") else value

@@ -81,6 +81,12 @@ def test_an_unknown_key_in_a_file_is_named(autotune: Command, tmp_path: Path) ->
     assert_refused(autotune("models", "show", file), 2, "model.yaml", "depth", "not known")
 
 
+def test_a_model_may_not_hide_behind_a_preset(autotune: Command, tmp_path: Path) -> None:
+    file = tmp_path / "model.yaml"
+    file.write_text(MODEL.to_yaml())
+    assert_refused(autotune("models", "import", file), 2, "tiny", "--name")
+
+
 def test_a_model_whose_heads_do_not_divide_is_refused(autotune: Command, tmp_path: Path) -> None:
     file = tmp_path / "model.yaml"
     file.write_text(MODEL.to_yaml().replace("kv_heads: 2", "kv_heads: 3"))
