@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import TYPE_CHECKING
 
-from autotune.settings import Settings, read_settings
+from autotune.settings import database_file, read_settings
 
 if TYPE_CHECKING:
     from autotune.specs import ClusterSpec
@@ -18,10 +17,10 @@ def open_store(url: str | None = None, *, read_only: bool = False) -> SqlStore:
     """The store at `url`, by default the settings'."""
     from storage import open_store as open_sql_store
 
-    settings = read_settings()
-    chosen = url or settings.database_url
-    if chosen == settings.database_url and chosen.startswith("sqlite:///") and not read_only:
-        Path(chosen.removeprefix("sqlite:///")).parent.mkdir(parents=True, exist_ok=True)
+    chosen = url or read_settings().database_url
+    file = database_file(chosen)
+    if url is None and file is not None and not read_only:
+        file.parent.mkdir(parents=True, exist_ok=True)
     return open_sql_store(chosen, read_only=read_only)
 
 
@@ -38,5 +37,3 @@ def open_service(store: SqlStore) -> TuningService:
 
     return TuningService(store, open_prober)
 
-
-__all__ = ["Settings", "open_prober", "open_service", "open_store"]
