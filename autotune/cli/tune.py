@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from autotune.cli import options, output
+from autotune.errors import InputError
 
 if TYPE_CHECKING:
     from autotune.specs import Tuning
@@ -55,16 +56,20 @@ def tune(
     """
     from autotune.cli.inputs import read_inputs, read_space
     from autotune.specs import Budget
-    from autotune.wiring import open_service, open_store
+    from autotune.wiring import open_service, open_store, require_local
 
     store = open_store(db)
     service = open_service(store)
     if resume is not None:
+        given = (model, cluster, seq_len, global_batch, dtype, tp, pp, micro_batch, zero_stage, recompute)
+        if any(value is not None for value in (*given, sequence_parallel, schedule, budget_gpu_s, max_trials)):
+            raise InputError("--resume", resume, "a tuning goes on with the inputs and the budget it was started with")
         tuning = store.tuning(resume)
     else:
         inputs = read_inputs(
             model=model, cluster=cluster, seq_len=seq_len, global_batch=global_batch, dtype=dtype, db=db
         )
+        require_local(inputs.cluster)
         if max_trials is None and budget_gpu_s is None:
             max_trials = DEFAULT_MAX_TRIALS
         budget = {"gpu_s": budget_gpu_s, "max_trials": max_trials, "min_gain": min_gain}

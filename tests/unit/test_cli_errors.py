@@ -215,3 +215,26 @@ def test_best_without_a_measurement(autotune: Command, tmp_path: Path) -> None:
     url = f"sqlite:///{tmp_path / 'a.db'}"
     open_store(url).close()
     assert_refused(autotune("best", "--db", url), 2, "--tuning", "autotune tune")
+
+
+def test_tune_refuses_a_cluster_that_this_machine_is_not(autotune: Command, tmp_path: Path) -> None:
+    for cluster, word in (("a100-80gb-sxm:2x8", "2 nodes"), ("v100-32gb-sxm:1x256", "256 GPUs")):
+        done = autotune("tune", "--cluster", cluster, "--db", "sqlite:///a.db")
+        assert_refused(done, 2, "--cluster", word, "autotune plan")
+    with open_store(f"sqlite:///{tmp_path / 'a.db'}", read_only=True) as store:
+        assert store.tunings() == []  # nothing was submitted
+
+
+def test_resume_takes_no_other_inputs(autotune: Command) -> None:
+    done = autotune("tune", "--resume", "abcd", "--tp", "2", "--db", "sqlite:///a.db")
+    assert_refused(done, 2, "--resume", "abcd", "started with")
+
+
+@pytest.mark.parametrize(("option", "value"), [("--max-trials", "0"), ("--budget-gpu-s", "-3"), ("--min-gain", "-0.1")])
+def test_a_budget_that_cannot_be(autotune: Command, option: str, value: str) -> None:
+    assert_refused(autotune("tune", option, value, "--db", "sqlite:///a.db"), 2, "budget", value)
+
+
+def test_tune_refuses_a_batch_that_no_plan_divides(autotune: Command) -> None:
+    done = autotune("tune", "--global-batch", "3", "--pp", "1", "--tp", "1", "--db", "sqlite:///a.db")
+    assert_refused(done, 2, "no plan is legal", "3")
