@@ -35,7 +35,6 @@ def main(arguments: list[str]) -> None:
         traceback.print_exc()
         channel.send(failure_message(error))
     else:
-        channel.send({"type": "ready"})
         rank.serve(message)
     inbox.get()
 

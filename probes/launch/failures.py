@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
-from autotune.errors import AutotuneError, InputError
+from autotune.errors import AutotuneError, InputError, ProberError
 from autotune.specs import FailureKind
 
 # Exceptions are recognised by the names of their classes, so that this needs no torch.
@@ -48,13 +48,33 @@ class RankFailure:
     message: str
 
 
+def cause_of(error: BaseException) -> BaseException:
+    """The exception to judge in a chain of them, because libraries wrap what went wrong in errors of their own.
+
+    The earliest whose kind is known; if there is none, the end of the explicit (`raise ... from`) chain.
+    """
+    chain = [error]
+    while (deeper := _before(chain[-1])) is not None:
+        chain.append(deeper)
+    known = [link for link in chain if kind_of(link) is not FailureKind.CRASH]
+    while not known and error.__cause__ is not None:
+        error = error.__cause__
+    return known[-1] if known else error
+
+
+def _before(error: BaseException) -> BaseException | None:
+    return error.__cause__ or (None if error.__suppress_context__ else error.__context__)
+
+
 def kind_of(error: BaseException) -> FailureKind:
-    """The kind of an exception raised on a rank."""
+    """The kind of one exception raised on a rank."""
     names = {cls.__name__ for cls in type(error).__mro__}
     if names & _OOM_CLASSES:
         return FailureKind.OOM
     if isinstance(error, InputError):
         return FailureKind.ILLEGAL
+    if isinstance(error, ProberError):
+        return FailureKind.UNAVAILABLE
     found = kind_of_text(str(error))
     if found is FailureKind.CRASH and names & _COMMUNICATION_CLASSES:
         return FailureKind.COMMUNICATION

@@ -64,7 +64,6 @@ class RankPool:
     Args:
         cluster: its device kind, memory and devices a node decide what each rank claims.
         ranks: how many.
-        preload: modules that ranks import before they are ready.
         placements: one a rank, for ranks that are not plainly on this machine.
     """
 
@@ -73,15 +72,14 @@ class RankPool:
         cluster: ClusterSpec,
         ranks: int,
         *,
-        preload: Sequence[str] = (),
         placements: Sequence[Placement] | None = None,
     ) -> None:
         if placements is not None and len(placements) != ranks:
             raise InputError("placements", len(placements), f"one for each of the {ranks} ranks is needed")
-        self._cluster, self._ranks, self._preload = cluster, ranks, tuple(preload)
+        self._cluster, self._ranks = cluster, ranks
         self._placements = list(placements) if placements is not None else [Placement()] * ranks
         self._links: dict[int, _WarmRank] = {}
-        self._baseline_bytes: dict[int, int] = {}
+        self._baseline_bytes: dict[tuple[str, int], int] = {}
         # The parent-death signal comes from the thread that started a process: this one lives as long as the pool.
         self._keeper = ThreadPoolExecutor(max_workers=1, thread_name_prefix="rank-keeper")
 
@@ -134,7 +132,7 @@ class RankPool:
             self.kill()
             raise
         refused = all(failure.kind is FailureKind.ILLEGAL for failure in gathered.failures.values())
-        if not (refused and gathered.all_answered) or self._drifted(gathered):
+        if not (refused and gathered.all_answered) or self._drifted(module, gathered):
             self.kill()
         return gathered
 
@@ -172,7 +170,7 @@ class RankPool:
     def _spawn_one(self, rank: int, log_dir: Path) -> _WarmRank:
         ours, theirs = socket.socketpair()
         placement = self._placements[rank]
-        config = rank_config(self._cluster, self._ranks, rank, log_dir, self._preload, self._placements[0].address)
+        config = rank_config(self._cluster, self._ranks, rank, log_dir, self._placements[0].address)
         command = [sys.executable, "-m", "probes.launch.rank", str(theirs.fileno()), json.dumps(config.to_data())]
         with theirs:
             process = subprocess.Popen(
@@ -186,13 +184,13 @@ class RankPool:
             )
         return _WarmRank(rank=rank, process=process, channel=Channel(ours), log_path=Path(config.log_path))
 
-    def _drifted(self, gathered: Gathered) -> bool:
-        """Whether a rank holds more than after its first answer, which has loaded what is loaded once."""
+    def _drifted(self, module: str, gathered: Gathered) -> bool:
+        """Whether a rank holds more than after its first answer from this module, which loaded what is loaded once."""
         allowed = max(_DRIFT_BYTES, _DRIFT_SHARE * self._cluster.device.memory_bytes)
-        for rank, held_bytes in gathered.held_bytes.items():
-            if held_bytes - self._baseline_bytes.setdefault(rank, held_bytes) > allowed:
-                return True
-        return False
+        return any(
+            held_bytes - self._baseline_bytes.setdefault((module, rank), held_bytes) > allowed
+            for rank, held_bytes in gathered.held_bytes.items()
+        )
 
 
 class StartError(Exception):
@@ -208,9 +206,7 @@ def rank_log(log_dir: Path, rank: int) -> Path:
     return log_dir / f"rank-{rank}.log"
 
 
-def rank_config(
-    cluster: ClusterSpec, ranks: int, rank: int, log_dir: Path, preload: tuple[str, ...], store_host: str
-) -> RankConfig:
+def rank_config(cluster: ClusterSpec, ranks: int, rank: int, log_dir: Path, store_host: str) -> RankConfig:
     """What rank `rank` of `ranks` is told when it starts."""
     on_cpu = cluster.device.kind is DeviceKind.CPU
     return RankConfig(
@@ -220,6 +216,5 @@ def rank_config(
         kind=cluster.device.kind,
         memory_bytes=cluster.device.memory_bytes if on_cpu else None,
         log_path=str(rank_log(log_dir, rank)),
-        preload=preload,
         store_host=store_host,
     )

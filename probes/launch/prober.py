@@ -68,7 +68,6 @@ class LocalProber:
         self._pool = RankPool(
             cluster,
             self._ranks,
-            preload=tuple(_MODULES.values()),
             placements=placements,
         )
         self._log_root = log_dir
@@ -105,6 +104,8 @@ class LocalProber:
         try:
             gathered = run(request, watch, watch.start_s + deadline_s, log_dir)
             failure = gathered.failure
+            if failure is not None and failure.kind is FailureKind.UNAVAILABLE:
+                raise ProberError(failure.message)
             if failure is None:
                 readings, failure = self._merge(request, gathered)
         except StartError as error:
@@ -122,7 +123,6 @@ class LocalProber:
 
     def _run_warm(self, request: ProbeRequest, watch: _Watch, deadline: float, log_dir: Path) -> Gathered:
         self._pool.start(deadline=deadline, log_dir=log_dir)
-        watch.ready()
         module, data = _MODULES[request.kind], request.to_data()
         return self._pool.run(module, data, deadline=deadline, log_dir=log_dir, on_note=watch.note)
 
@@ -186,14 +186,10 @@ class _Watch:
         self.start_s = time.monotonic()
         self.ready_s: float | None = None
 
-    def ready(self) -> None:
-        """A rank, or the whole pool, is ready."""
-        self.ready_s = time.monotonic() - self.start_s
-
     def note(self, _: int, message: Message) -> None:
         """Takes a message that is no answer."""
         if message["type"] == "ready":
-            self.ready()
+            self.ready_s = time.monotonic() - self.start_s
         elif message["type"] == "progress" and self._on_progress is not None:
             self._on_progress(ProbeProgress.from_data(message["progress"]))
 

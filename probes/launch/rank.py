@@ -32,7 +32,7 @@ def main(arguments: list[str]) -> None:
         traceback.print_exc()
         channel.send(failure_message(error))
     else:
-        rank.ready()
+        rank.greet()
         while True:
             rank.serve(inbox.get())
     inbox.get()  # stay until the launcher has read the failure and kills this rank

@@ -17,9 +17,9 @@ from queue import SimpleQueue
 from typing import Any
 
 from autotune.errors import ProberError
-from autotune.specs import CollectiveRequest, DeviceKind, FailureKind, LayerRequest, ProbeProgress, Spec, StepRequest
+from autotune.specs import CollectiveRequest, DeviceKind, LayerRequest, ProbeProgress, Spec, StepRequest
 from probes.launch.channel import Channel, Message
-from probes.launch.failures import kind_of, message_of
+from probes.launch.failures import cause_of, kind_of, message_of
 
 _REQUESTS: dict[str, type[Spec]] = {"collective": CollectiveRequest, "layer": LayerRequest, "step": StepRequest}
 
@@ -34,7 +34,6 @@ class RankConfig:
     kind: DeviceKind
     memory_bytes: int | None
     log_path: str
-    preload: tuple[str, ...]
     store_host: str = ""
 
     def to_data(self) -> dict[str, Any]:
@@ -44,7 +43,7 @@ class RankConfig:
     @classmethod
     def from_data(cls, data: dict[str, Any]) -> RankConfig:
         """The reverse of `to_data` after a trip through JSON."""
-        return cls(**{**data, "kind": DeviceKind(data["kind"]), "preload": tuple(data["preload"])})
+        return cls(**{**data, "kind": DeviceKind(data["kind"])})
 
 
 def log_to(path: str) -> None:
@@ -81,7 +80,7 @@ class Rank:
     """One rank of an initialised default group, which serves requests."""
 
     def __init__(self, config: RankConfig, channel: Channel, join: Callable[[Any, str], None]) -> None:
-        """Imports torch, calls `join(device, backend)` to initialise the default group, preloads probe modules.
+        """Imports torch and calls `join(device, backend)` to initialise the default group.
 
         Raises:
             ProberError: no torch, or no such device.
@@ -98,8 +97,6 @@ class Rank:
         device, backend = _device(config), "gloo" if config.kind is DeviceKind.CPU else "nccl"
         join(device, backend)
         _first_exchange(device)
-        for module in config.preload:
-            importlib.import_module(module)
         self._limit = memory.DataLimit(config.memory_bytes) if config.memory_bytes is not None else None
         self._context = RankContext(
             rank=config.rank,
@@ -112,14 +109,14 @@ class Rank:
             emit=self._emit if config.rank == 0 else _emit_nothing,
         )
 
-    def ready(self) -> None:
-        """Tells the launcher that this rank can serve."""
+    def greet(self) -> None:
+        """Answers the start of this rank, as if it were a request."""
         self._channel.send(
             {"type": "report", "report": {}, "held_bytes": self._memory.held_bytes(self._context.device)}
         )
 
     def serve(self, message: Message) -> None:
-        """Runs one request to its answer, a report or a failure."""
+        """Runs one request to its answer, a report or a failure; says "ready" once the probe's module is loaded."""
         log_to(message["log_path"])
         try:
             report = self._run(message["module"], message["request"])
@@ -138,6 +135,7 @@ class Rank:
         request = spec.from_data(data) if spec is not None else data
         if self._limit is not None:
             self._limit.exempt(self._memory.data_bytes() - before_bytes)
+        self._channel.send({"type": "ready"})
         with self._limit or contextlib.nullcontext():
             report: dict[str, Any] = module.run(request, self._context)
         return report
@@ -148,8 +146,8 @@ class Rank:
 
 def failure_message(error: BaseException) -> Message:
     """The answer for an exception."""
-    kind = FailureKind.UNAVAILABLE if isinstance(error, ProberError) else kind_of(error)
-    return {"type": "failure", "kind": kind, "message": message_of(error)}
+    error = cause_of(error)
+    return {"type": "failure", "kind": kind_of(error), "message": message_of(error)}
 
 
 def _emit_nothing(_: ProbeProgress) -> None:

@@ -125,7 +125,7 @@ class ColdTrial:
 
     def _start(self) -> subprocess.Popen[bytes]:
         kind = self._cluster.device.kind
-        config = rank_config(self._cluster, self._ranks, 0, self._log_dir, (), "").to_data()
+        config = rank_config(self._cluster, self._ranks, 0, self._log_dir, "").to_data()
         torchrun = [sys.executable, "-m", "torch.distributed.run", "--nnodes=1", f"--nproc-per-node={self._ranks}"]
         torchrun += ["--rdzv-backend=c10d", "--rdzv-endpoint=127.0.0.1:0", "--local-addr=127.0.0.1"]
         torchrun += ["--max-restarts=0", "-m", "probes.launch.cold", str(self._directory / "launcher")]

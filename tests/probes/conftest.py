@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import psutil
@@ -14,6 +14,8 @@ from autotune.specs import ClusterSpec
 from probes.launch import LocalProber, RankPool
 
 RANK_MEMORY_BYTES = 512 << 20
+# What a busy machine may need to start ranks and run something short; never waited for where all is well.
+AMPLE_S = 150.0
 HERE = Path(__file__).parent
 
 
@@ -25,7 +27,7 @@ def cpu_cluster(ranks: int, memory_bytes: int = RANK_MEMORY_BYTES) -> ClusterSpe
     )
 
 
-def assert_gone(processes: list[psutil.Process], within_s: float = 10.0) -> None:
+def assert_gone(processes: list[psutil.Process], within_s: float = 20.0) -> None:
     """None of the processes (recorded with their creation times) is alive after at most `within_s`."""
     _, alive = psutil.wait_procs(processes, timeout=within_s)
     running = [process for process in alive if process.status() != psutil.STATUS_ZOMBIE]
@@ -62,7 +64,7 @@ def four(_rank_environment: None, tmp_path_factory: pytest.TempPathFactory) -> I
 
 @pytest.fixture(scope="session")
 def _pool(_rank_environment: None) -> Iterator[RankPool]:
-    pool = RankPool(cpu_cluster(2), 2, preload=("hazards",))
+    pool = RankPool(cpu_cluster(2), 2)
     yield pool
     pool.close()
 
@@ -70,11 +72,5 @@ def _pool(_rank_environment: None) -> Iterator[RankPool]:
 @pytest.fixture
 def pool(_pool: RankPool, tmp_path: Path) -> RankPool:
     """A started pool of two ranks."""
-    _pool.start(deadline=time.monotonic() + 60, log_dir=tmp_path / "start")
+    _pool.start(deadline=time.monotonic() + AMPLE_S, log_dir=tmp_path / "start")
     return _pool
-
-
-@pytest.fixture
-def deadline() -> Callable[[float], float]:
-    """Turns seconds from now into a time.monotonic."""
-    return lambda seconds: time.monotonic() + seconds

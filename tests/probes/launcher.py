@@ -19,12 +19,12 @@ ENDLESS = CollectiveRequest(op=CollectiveOp.ALL_REDUCE, group_size=2, sizes_byte
 def main(mode: str, log_dir: Path) -> None:
     if mode == "warm":
         with LocalProber(cpu_cluster(2), log_dir=log_dir) as prober:
-            prober.run(ENDLESS, deadline_s=100, on_progress=lambda _: print(json.dumps(prober.pids), flush=True))
+            prober.run(ENDLESS, deadline_s=200, on_progress=lambda _: print(json.dumps(prober.pids), flush=True))
     with ColdTrial(cpu_cluster(2), 2, log_dir) as trial:
         trial.run(
             "probes.collective",
             ENDLESS.to_data(),
-            deadline=time.monotonic() + 100,
+            deadline=time.monotonic() + 200,
             on_note=lambda _, message: message["type"] == "progress" and print(json.dumps(trial.pids), flush=True),
         )
 

@@ -6,6 +6,7 @@ import time
 from pathlib import Path
 
 import pytest
+from conftest import AMPLE_S
 
 from autotune.errors import InputError
 from autotune.specs import CollectiveOp, CollectiveRequest
@@ -30,7 +31,7 @@ LAYOUTS = [
 
 @pytest.mark.parametrize(("op", "group_size", "stride"), LAYOUTS)
 def test_every_operation_on_every_layout(four: LocalProber, op: CollectiveOp, group_size: int, stride: int) -> None:
-    outcome = four.run(request(op, group_size, stride, iterations=3), deadline_s=60)
+    outcome = four.run(request(op, group_size, stride, iterations=3), deadline_s=AMPLE_S)
     assert outcome.failure is None
     assert [reading.size_bytes for reading in outcome.readings] == list(SIZES)  # type: ignore[union-attr]
     for reading in outcome.readings:
@@ -39,7 +40,7 @@ def test_every_operation_on_every_layout(four: LocalProber, op: CollectiveOp, gr
 
 
 def test_groups_are_destroyed(pool: RankPool, tmp_path: Path) -> None:
-    deadline = time.monotonic() + 60
+    deadline = time.monotonic() + AMPLE_S
     for number, op in enumerate([CollectiveOp.ALL_REDUCE, CollectiveOp.SEND_RECV]):
         data = request(op).to_data()
         assert pool.run("probes.collective", data, deadline=deadline, log_dir=tmp_path / str(number)).failure is None

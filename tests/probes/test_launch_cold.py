@@ -13,7 +13,7 @@ from typing import Any
 
 import psutil
 import pytest
-from conftest import HERE, RANK_MEMORY_BYTES, assert_gone, cpu_cluster
+from conftest import AMPLE_S, HERE, RANK_MEMORY_BYTES, assert_gone, cpu_cluster
 
 from autotune.specs import CollectiveOp, CollectiveRequest, FailureKind
 from probes.launch.gathering import Gathered
@@ -25,7 +25,7 @@ ENDLESS = CollectiveRequest(op=CollectiveOp.ALL_REDUCE, group_size=2, sizes_byte
 
 def hazard(log_dir: Path, kind: str, **request: Any) -> Gathered:
     with ColdTrial(cpu_cluster(2), 2, log_dir) as trial:
-        gathered = trial.run("hazards", {"kind": kind, **request}, deadline=time.monotonic() + 60)
+        gathered = trial.run("hazards", {"kind": kind, **request}, deadline=time.monotonic() + AMPLE_S)
         processes = [psutil.Process(pid) for pid in trial.pids if psutil.pid_exists(pid)]
     assert_gone(processes, 0)
     return gathered
@@ -41,7 +41,7 @@ def strike(log_dir: Path, choose: Callable[[list[psutil.Process]], psutil.Proces
                 processes.extend(psutil.Process(pid) for pid in trial.pids)
                 choose(processes).send_signal(signal.SIGKILL)
 
-        gathered = trial.run("probes.collective", ENDLESS.to_data(), deadline=time.monotonic() + 60, on_note=note)
+        gathered = trial.run("probes.collective", ENDLESS.to_data(), deadline=time.monotonic() + AMPLE_S, on_note=note)
     assert len(processes) == 3
     assert_gone(processes, 0)
     return gathered

@@ -6,9 +6,18 @@ from pathlib import Path
 
 import pytest
 
-from autotune.errors import IllegalPlanError
+from autotune.errors import IllegalPlanError, ProberError
 from autotune.specs import FailureKind
-from probes.launch.failures import RankFailure, death_of, first_cause, kind_of, kind_of_text, message_of, tail_of
+from probes.launch.failures import (
+    RankFailure,
+    cause_of,
+    death_of,
+    first_cause,
+    kind_of,
+    kind_of_text,
+    message_of,
+    tail_of,
+)
 
 
 class OutOfMemoryError(RuntimeError):
@@ -35,11 +44,40 @@ GLOO_CLOSED = "[/pytorch/third_party/gloo/gloo/transport/tcp/pair.cc:547] Connec
         (RuntimeError(GLOO_CLOSED), FailureKind.COMMUNICATION),
         (DistBackendError("ncclUnhandledCudaError: Call to CUDA function failed."), FailureKind.COMMUNICATION),
         (IllegalPlanError("plan.tp", 3, "tp must divide heads"), FailureKind.ILLEGAL),
+        (ProberError("ranks need torch"), FailureKind.UNAVAILABLE),
         (ValueError("anything else"), FailureKind.CRASH),
     ],
 )
 def test_kinds_of_errors(error: Exception, kind: FailureKind) -> None:
     assert kind_of(error) is kind
+
+
+def test_a_wrapped_error_is_judged_by_its_cause() -> None:
+    with pytest.raises(RuntimeError) as caught:  # noqa: PT012 - the wrapping is the case
+        try:
+            raise RuntimeError(CPU_OOM)
+        except RuntimeError as error:
+            raise RuntimeError("[Stage 1] failed to run forward:\n args: ()") from error
+    assert str(cause_of(caught.value)) == CPU_OOM
+
+
+def test_an_error_while_another_is_handled_does_not_hide_it() -> None:
+    with pytest.raises(RuntimeError) as caught:  # noqa: PT012
+        try:
+            raise MemoryError
+        finally:
+            raise RuntimeError(GLOO_CLOSED)
+    assert isinstance(cause_of(caught.value), MemoryError)
+
+
+def test_of_unknown_errors_the_explicit_cause_counts() -> None:
+    with pytest.raises(ValueError, match="what it means") as caught:  # noqa: PT012
+        try:
+            {}["key"]
+        except KeyError:
+            raise ValueError("what it means") from ArithmeticError("why")
+    assert isinstance(cause_of(caught.value), ArithmeticError)
+    assert str(cause_of(ValueError("alone"))) == "alone"
 
 
 def test_the_log_of_a_dead_rank_tells_an_uncaught_bad_alloc() -> None:

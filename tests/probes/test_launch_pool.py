@@ -9,7 +9,7 @@ from typing import Any
 
 import psutil
 import pytest
-from conftest import RANK_MEMORY_BYTES, assert_gone, cpu_cluster
+from conftest import AMPLE_S, RANK_MEMORY_BYTES, assert_gone, cpu_cluster
 
 from autotune.errors import InputError, ProberError
 from autotune.specs import FailureKind
@@ -19,7 +19,7 @@ from probes.launch.gathering import Gathered
 from probes.launch.pool import StartError, rank_log
 
 
-def send(pool: RankPool, log_dir: Path, kind: str, *, deadline_s: float = 60, **request: Any) -> Gathered:
+def send(pool: RankPool, log_dir: Path, kind: str, *, deadline_s: float = AMPLE_S, **request: Any) -> Gathered:
     return pool.run("hazards", {"kind": kind, **request}, deadline=time.monotonic() + deadline_s, log_dir=log_dir)
 
 
@@ -78,7 +78,7 @@ def test_death_and_bug_name_the_rank(
 
 
 def test_hang_ends_at_the_deadline_with_stacks(pool: RankPool, tmp_path: Path) -> None:
-    gathered = send(pool, tmp_path, "silence", deadline_s=1, rank=1)
+    gathered = send(pool, tmp_path, "silence", deadline_s=3, rank=1)
     assert gathered.failure is not None
     assert gathered.failure.kind is FailureKind.HANG
     assert set(gathered.failures) == {0, 1}
@@ -133,7 +133,7 @@ def test_missing_torch_is_a_prober_error(tmp_path: Path) -> None:
     placement = Placement(environment={"PYTHONPATH": str(tmp_path)})
     pool = RankPool(cpu_cluster(1), 1, placements=[placement])
     with pytest.raises(ProberError, match="ranks need torch: no torch here"):
-        pool.start(deadline=time.monotonic() + 60, log_dir=tmp_path)
+        pool.start(deadline=time.monotonic() + AMPLE_S, log_dir=tmp_path)
     pool.close()
 
 

@@ -11,10 +11,21 @@ from pathlib import Path
 
 import psutil
 import pytest
-from conftest import HERE, assert_gone, cpu_cluster
+from conftest import AMPLE_S, HERE, assert_gone, cpu_cluster
 
 from autotune.errors import ProberError
-from autotune.specs import ClusterSpec, CollectiveOp, CollectiveRequest, FailureKind, ProbeOutcome, ProbeProgress
+from autotune.specs import (
+    ClusterSpec,
+    CollectiveOp,
+    CollectiveRequest,
+    FailureKind,
+    ModelSpec,
+    Plan,
+    ProbeOutcome,
+    ProbeProgress,
+    StepRequest,
+    Workload,
+)
 from probes.launch import LocalProber, Placement
 
 SHORT = CollectiveRequest(op=CollectiveOp.ALL_REDUCE, group_size=2, sizes_bytes=(1024, 4096), iterations=3)
@@ -22,8 +33,9 @@ SHORT = CollectiveRequest(op=CollectiveOp.ALL_REDUCE, group_size=2, sizes_bytes=
 ENDLESS = CollectiveRequest(op=CollectiveOp.ALL_REDUCE, group_size=2, sizes_bytes=(1024,), iterations=10**9)
 
 
-def run_endless(prober: LocalProber, sent: signal.Signals, rank: int, deadline_s: float = 60) -> ProbeOutcome:
+def run_endless(prober: LocalProber, sent: signal.Signals, rank: int, deadline_s: float = AMPLE_S) -> ProbeOutcome:
     """Runs the endless request and sends a signal to one rank once it is measuring."""
+    assert prober.run(SHORT, deadline_s=AMPLE_S).failure is None  # the ranks are warm: the deadline is the probe's
     seen: list[psutil.Process] = []
 
     def strike(_: ProbeProgress) -> None:
@@ -38,7 +50,7 @@ def run_endless(prober: LocalProber, sent: signal.Signals, rank: int, deadline_s
 
 def test_readings_and_costs(pair: LocalProber) -> None:
     progress: list[ProbeProgress] = []
-    outcome = pair.run(SHORT, deadline_s=60, on_progress=progress.append)
+    outcome = pair.run(SHORT, deadline_s=AMPLE_S, on_progress=progress.append)
     assert outcome.failure is None
     assert [reading.size_bytes for reading in outcome.readings] == [1024, 4096]  # type: ignore[union-attr]
     assert [(message.phase, message.done, message.total) for message in progress] == [
@@ -54,45 +66,58 @@ def test_kill_9_of_a_rank(pair: LocalProber) -> None:
     failure = run_endless(pair, signal.SIGKILL, rank=1).failure
     assert failure is not None
     assert (failure.kind, failure.rank, failure.message) == (FailureKind.CRASH, 1, "rank 1 was killed by SIGKILL")
-    assert pair.run(SHORT, deadline_s=60).failure is None
+    assert pair.run(SHORT, deadline_s=AMPLE_S).failure is None
 
 
 def test_a_stopped_rank_is_a_hang(pair: LocalProber) -> None:
-    failure = run_endless(pair, signal.SIGSTOP, rank=0, deadline_s=2).failure
+    failure = run_endless(pair, signal.SIGSTOP, rank=0, deadline_s=3).failure
     assert failure is not None
     assert (failure.kind, failure.rank) == (FailureKind.HANG, 0)
     assert failure.message.startswith("rank 0 is stopped at the deadline")
-    assert pair.run(SHORT, deadline_s=60).failure is None
+    assert pair.run(SHORT, deadline_s=AMPLE_S).failure is None
 
 
 def test_a_rank_that_died_between_probes_fails_none(pair: LocalProber) -> None:
-    pair.run(SHORT, deadline_s=60)
+    pair.run(SHORT, deadline_s=AMPLE_S)
     idle = [psutil.Process(pid) for pid in pair.pids]
     idle[1].kill()
     os.waitid(os.P_PID, idle[1].pid, os.WEXITED | os.WNOWAIT)  # it has ended; its launcher has not looked yet
-    outcome = pair.run(SHORT, deadline_s=60)
+    outcome = pair.run(SHORT, deadline_s=AMPLE_S)
     assert outcome.failure is None
     assert_gone(idle, 0)
 
 
 def test_illegal_request_is_a_failure(pair: LocalProber) -> None:
-    failure = pair.run(SHORT.model_copy(update={"group_size": 3}), deadline_s=60).failure
+    failure = pair.run(SHORT.model_copy(update={"group_size": 3}), deadline_s=AMPLE_S).failure
     assert failure is not None
     assert failure.kind is FailureKind.ILLEGAL
     assert "must divide the 2 ranks" in failure.message
     assert "InputError" in failure.log_tail
 
 
+def test_training_beyond_the_memory_of_a_device(pair: LocalProber) -> None:
+    # The optimizer states of 34 million parameters take 400 MB of the 512 MB; activations of the last stage do not fit.
+    shape = {"layers": 2, "hidden": 256, "heads": 4, "ffn": 1024, "gated": True, "vocab": 65536, "tied": False}
+    model = ModelSpec.from_data({"name": "wide", **shape, "norm": "rmsnorm"})
+    workload = Workload.from_data({"seq_len": 512, "global_batch": 8, "dtype": "fp32"})
+    request = StepRequest(model=model, workload=workload, plan=Plan(pp=2, micro_batch=4))
+    failure = pair.run(request, deadline_s=AMPLE_S).failure
+    assert failure is not None
+    assert (failure.kind, failure.rank, failure.stage) == (FailureKind.OOM, 1, 1)
+    assert "can't allocate memory" in failure.message
+    assert "[Stage 1] failed to run forward" in failure.log_tail
+    assert pair.run(SHORT, deadline_s=AMPLE_S).failure is None
+
+
 def test_interrupted_launcher_kills_the_ranks(pair: LocalProber) -> None:
-    pair.fingerprint()
-    pair.run(SHORT, deadline_s=60)
+    assert pair.run(SHORT, deadline_s=AMPLE_S).failure is None
     processes = [psutil.Process(pid) for pid in pair.pids]
 
     def interrupt(_: ProbeProgress) -> None:
         raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        pair.run(ENDLESS, deadline_s=60, on_progress=interrupt)
+        pair.run(ENDLESS, deadline_s=AMPLE_S, on_progress=interrupt)
     assert_gone(processes, 0)
 
 
@@ -112,7 +137,7 @@ def test_nothing_to_measure_with(tmp_path: Path) -> None:
         LocalProber(ClusterSpec.from_data(data), log_dir=tmp_path, placements=[hidden]) as prober,
         pytest.raises(ProberError, match="rank 0 needs cuda device 0, torch sees 0"),
     ):
-        prober.run(SHORT, deadline_s=60)
+        prober.run(SHORT, deadline_s=AMPLE_S)
 
 
 def test_close_twice_leaves_nobody(tmp_path: Path) -> None:

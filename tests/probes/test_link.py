@@ -11,9 +11,18 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
-from conftest import cpu_cluster
+from conftest import AMPLE_S, cpu_cluster
 
-from autotune.specs import CollectiveOp, CollectiveReading, CollectiveRequest
+from autotune.specs import (
+    CollectiveOp,
+    CollectiveReading,
+    CollectiveRequest,
+    ModelSpec,
+    Plan,
+    StepReading,
+    StepRequest,
+    Workload,
+)
 from probes.launch import LocalProber, Placement
 
 LIMIT = "100mbit"
@@ -82,7 +91,7 @@ def limited(_rank_environment: None, tmp_path_factory: pytest.TempPathFactory) -
 def read(prober: LocalProber, op: CollectiveOp, group_size: int, stride: int) -> CollectiveReading:
     size = (1 << 20,)
     request = CollectiveRequest(op=op, group_size=group_size, stride=stride, sizes_bytes=size, iterations=5)
-    outcome = prober.run(request, deadline_s=60)
+    outcome = prober.run(request, deadline_s=AMPLE_S)
     assert outcome.failure is None
     reading = outcome.readings[0]
     assert isinstance(reading, CollectiveReading)
@@ -111,3 +120,34 @@ def test_groups_that_share_a_link_share_its_speed(tmp_path: Path) -> None:
         assert inside.busbw_bytes_per_s > 2 * LIMIT_BYTES_PER_S
         across = read(prober, CollectiveOp.SEND_RECV, 2, 2)
         assert across.busbw_bytes_per_s == pytest.approx(LIMIT_BYTES_PER_S / 2, rel=TOLERANCE)
+
+
+def train(prober: LocalProber) -> StepReading:
+    """A data-parallel step of a model with 4.2 MB of fp32 gradients."""
+    shape = {"layers": 2, "hidden": 128, "heads": 4, "ffn": 512, "gated": True, "vocab": 2048, "tied": False}
+    model = ModelSpec.from_data({"name": "small", **shape, "norm": "rmsnorm"})
+    workload = Workload.from_data({"seq_len": 32, "global_batch": 2, "dtype": "fp32"})
+    request = StepRequest(model=model, workload=workload, plan=Plan(dp=2), warmup_steps=2, min_steps=1, max_steps=2)
+    outcome = prober.run(request, deadline_s=AMPLE_S)
+    assert outcome.failure is None
+    reading = outcome.readings[0]
+    assert isinstance(reading, StepReading)
+    return reading
+
+
+def least_t_comm_s(reading: StepReading) -> float:
+    """T_comm of the rank that waited least for the other one."""
+    times_s = [rank.t_comm_s for rank in reading.ranks if rank.t_comm_s is not None]
+    assert len(times_s) == 2
+    return min(times_s)
+
+
+def test_communication_of_a_step_grows_with_the_link(limited: LocalProber, pair: LocalProber) -> None:
+    layer = 4 * 128 * 128 + 3 * 128 * 512 + 2 * 128
+    gradient_bytes = 4 * (2 * 2048 * 128 + 2 * layer + 128)
+    # A ring all-reduce of two ranks moves the whole buffer once each way.
+    expected_s = gradient_bytes / LIMIT_BYTES_PER_S
+    across, inside = train(limited), train(pair)
+    assert least_t_comm_s(across) == pytest.approx(expected_s, rel=TOLERANCE)
+    assert least_t_comm_s(across) > least_t_comm_s(inside)
+    assert across.losses == pytest.approx(inside.losses, rel=1e-4)
