@@ -139,7 +139,7 @@ def _clusters(ref: str | None, db: str | None) -> Clusters:
 
 
 def _print(data: dict[str, Any]) -> None:
-    columns = ("plans", "ok", "to 95 %", "to 98 %", "first pick", "<", "regret 1", "regret 3", "Kendall", "MAPE",
+    columns = ("plans", "ok", "to 95 %", "to 98 %", "first pick", "<status", "regret 1", "regret 3", "Kendall", "MAPE",
                "mem. MAPE", "OOM recall", "false alarm")  # fmt: skip
     settings = data["settings"]
     title = f"Sampler {settings['sampler']}, calibration {settings['calibration']}"

@@ -16,10 +16,18 @@ from autotune.tuning.backtest.runs import RunStatus
 GIB = 2**30
 
 
-def judged(group: Group, speeds: Sequence[float], fits: Sequence[bool], peaks_gib: Sequence[float] = ()) -> Accuracy:
+def judged(
+    group: Group,
+    speeds: Sequence[float],
+    fits: Sequence[bool],
+    peaks_gib: Sequence[float] = (),
+    told: Sequence[int] = (),
+) -> Accuracy:
     peaks = np.array(peaks_gib or [1.0] * len(speeds)) * GIB
+    known = np.isin(np.arange(len(speeds)), told)
     return accuracy_of(
-        group, Forecast(tokens_per_s_per_gpu=np.array(speeds, float), peak_bytes=peaks, fits=np.array(fits))
+        group,
+        Forecast(tokens_per_s_per_gpu=np.array(speeds, float), peak_bytes=peaks, fits=np.array(fits), told=known),
     )
 
 
@@ -99,3 +107,17 @@ def test_memory_is_judged_where_the_reserved_peak_is_known(tmp_path: Path) -> No
 def test_what_a_group_cannot_judge_is_none(tmp_path: Path) -> None:
     found = judged(group_of(tmp_path, row()), [7000], [True])
     assert (found.kendall, found.mem_mape, found.oom_recall) == (None, None, None)
+
+
+def test_what_was_told_is_no_error_but_may_be_picked(tmp_path: Path) -> None:
+    rows = [{**cells, "peak_mem_gb": "10"} if cells["status"] == "ok" else cells for cells in four()]
+    group = group_of(tmp_path, *rows)
+    found = judged(group, [700, 9700, 20000, 1], [True, True, False, True], [99, 10, 12, 99], told=[0, 3])
+    assert (found.mape, found.mem_mape) == (pytest.approx(0.25), pytest.approx(0.1))
+    assert (found.oom_recall, found.oom_false_alarm) == (None, 0.5)
+    assert found.kendall == 1.0
+    assert judged(group, [9, 1, 1, 2], [True] * 4, told=[0, 3]).regret_top1 == pytest.approx(0.3)
+    # The fastest forecast is of a plan that is known to run out of memory: no user would take it.
+    assert judged(group, [1, 2, 3, 9], [True] * 4, told=[3]).regret_top1 == 0.0
+    everything = judged(group, [7000, 9700, 10000, 1], [True] * 4, told=[0, 1, 2, 3])
+    assert (everything.mape, everything.kendall, everything.regret_top1) == (None, None, 0.0)

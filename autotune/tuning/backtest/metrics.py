@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -41,20 +42,25 @@ class Forecast:
         tokens_per_s_per_gpu: predicted, [plans].
         peak_bytes: predicted peak that counts against the device's memory, [plans].
         fits: whether it is believed to fit (probability of at least one half), [plans].
+        told: whether its own result is behind what is believed of it, [plans].
     """
 
     tokens_per_s_per_gpu: Floats
     peak_bytes: Floats
     fits: NDArray[np.bool_]
+    told: NDArray[np.bool_]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Accuracy:
     """How right a forecast is. None where the group has nothing to judge it by.
 
+    Regret is what a user loses who stops now, so plans that were told compete with what is known of them. Everything
+    else is of the plans that were not told: no forecast is judged by a result behind it.
+
     Args:
         regret_top1: 1 - measured speed of the plan ranked first among those believed to fit / the best; a failed
-            plan has speed 0. Among all plans if none is believed to fit.
+            plan has speed 0. Among all plans if none is believed to fit, but never a plan that was told to fail.
         regret_top3: the same for the best of the first three.
         kendall: Kendall's tau-b of predicted and measured speed over the ok plans.
         mape: mean |predicted / measured step time - 1| over the ok plans.
@@ -66,10 +72,10 @@ class Accuracy:
     regret_top1: float
     regret_top3: float
     kendall: float | None
-    mape: float
+    mape: float | None
     mem_mape: float | None
     oom_recall: float | None
-    oom_false_alarm: float
+    oom_false_alarm: float | None
 
 
 def walk_of(group: Group, asked: Sequence[int], most: int) -> Walk:
@@ -95,26 +101,31 @@ def _trials_to(share: float, shares: Floats, most: int) -> int:
 
 
 def accuracy_of(group: Group, forecast: Forecast) -> Accuracy:
-    """Judges a forecast by all of the group's runs."""
-    ok = np.array([item.ok for item in group.outcomes])
-    oom = np.array([item.status is RunStatus.OOM for item in group.outcomes])
-    speeds, predicted = group.speeds, forecast.tokens_per_s_per_gpu
+    """Judges a forecast by the group's runs."""
+    ok = np.array([item.ok for item in group.outcomes]) & ~forecast.told
+    oom = np.array([item.status is RunStatus.OOM for item in group.outcomes]) & ~forecast.told
+    speeds, predicted = group.speeds[ok], forecast.tokens_per_s_per_gpu[ok]
     return Accuracy(
         regret_top1=_regret(group, forecast, 1),
         regret_top3=_regret(group, forecast, 3),
-        kendall=_kendall(predicted[ok], speeds[ok]),
-        mape=float(np.mean(np.abs(speeds[ok] / predicted[ok] - 1.0))),
-        mem_mape=_memory_error(group, forecast),
-        oom_recall=float(np.mean(~forecast.fits[oom])) if oom.any() else None,
-        oom_false_alarm=float(np.mean(~forecast.fits[ok])),
+        kendall=_kendall(predicted, speeds),
+        mape=_mean(np.abs(speeds / predicted - 1.0)),
+        mem_mape=_memory_error(group, forecast, ok),
+        oom_recall=_mean(~forecast.fits[oom]),
+        oom_false_alarm=_mean(~forecast.fits[ok]),
     )
 
 
+def _mean(values: NDArray[Any]) -> float | None:
+    return float(np.mean(values)) if len(values) else None
+
+
 def _regret(group: Group, forecast: Forecast, picks: int) -> float:
-    allowed = forecast.fits if forecast.fits.any() else np.ones_like(forecast.fits)
+    possible = ~(forecast.told & (group.speeds == 0))
+    allowed = possible & forecast.fits if (possible & forecast.fits).any() else possible
     score = np.where(allowed, forecast.tokens_per_s_per_gpu, -np.inf)
     first = np.argsort(-score, kind="stable")[: min(picks, int(allowed.sum()))]
-    return float(1.0 - group.speeds[first].max() / group.best)
+    return float(1.0 - group.speeds[first].max(initial=0.0) / group.best)
 
 
 def _kendall(predicted: Floats, measured: Floats) -> float | None:
@@ -124,11 +135,8 @@ def _kendall(predicted: Floats, measured: Floats) -> float | None:
     return float(np.sum(one * other)) / length if length else None
 
 
-def _memory_error(group: Group, forecast: Forecast) -> float | None:
+def _memory_error(group: Group, forecast: Forecast, ok: NDArray[np.bool_]) -> float | None:
     cpu = group.cluster.device.kind is DeviceKind.CPU
-    peaks = [item.allocated_bytes if cpu else item.reserved_bytes for item in group.outcomes]
-    known = [i for i, item in enumerate(group.outcomes) if item.ok and peaks[i]]
-    if not known:
-        return None
-    measured = np.array([peaks[i] for i in known], dtype=np.float64)
-    return float(np.mean(np.abs(forecast.peak_bytes[known] / measured - 1.0)))
+    peaks = np.array([(item.allocated_bytes if cpu else item.reserved_bytes) or 0.0 for item in group.outcomes])
+    known = ok & (peaks > 0)
+    return _mean(np.abs(forecast.peak_bytes[known] / peaks[known] - 1.0))

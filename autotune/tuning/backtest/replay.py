@@ -6,7 +6,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 
 from autotune.cost.calibrate import fit_profile
 from autotune.cost.table import PlanTable
@@ -20,7 +19,6 @@ from autotune.tuning.backtest.metrics import Forecast, Walk, walk_of
 REACHED = 0.98
 """A replay ends when a plan this good was told: no metric looks further."""
 
-Floats = NDArray[np.float64]
 Ask = Callable[[], Plan | None]
 Tell = Callable[[int], None]
 
@@ -74,18 +72,22 @@ class Replay:
         return Replayed(walk=walk_of(self.group, asked, most), asked=tuple(asked))
 
     def forecast(self, told: Sequence[int], *, taught: bool) -> Forecast:
-        """What a search believes of each plan that was told these outcomes; a told plan is judged by the belief of a
-        search that was told the others only.
+        """What a search believes of each plan after it was told these outcomes.
 
         Args:
             told: indices of outcomes.
             taught: whether the search has the lessons of other groups.
         """
-        speed, peak, p_fits = self._believed(told, taught)
+        search = self.search(taught=taught)
         for i in told:
-            others = self._believed([other for other in told if other != i], taught)
-            speed[i], peak[i], p_fits[i] = (column[i] for column in others)
-        return Forecast(tokens_per_s_per_gpu=speed, peak_bytes=peak, fits=p_fits >= 0.5)
+            search.tell(self.group.outcomes[i].plan, self.group.result(i))
+        belief = search.belief()
+        return Forecast(
+            tokens_per_s_per_gpu=np.exp(belief.log_mean),
+            peak_bytes=belief.peak_bytes,
+            fits=belief.p_fits >= 0.5,
+            told=np.isin(np.arange(len(self._index)), told),
+        )
 
     def search(self, *, taught: bool) -> Search:
         """A search that was told nothing yet."""
@@ -106,11 +108,3 @@ class Replay:
             return search.ask, lambda i: search.tell(outcomes[i].plan, self.group.result(i))
         other = alternative(sampler, self.group.plans, seed=seed)
         return other.ask, lambda i: other.tell(outcomes[i].plan, outcomes[i].tokens_per_s_per_gpu or None)
-
-    def _believed(self, told: Sequence[int], taught: bool) -> tuple[Floats, Floats, Floats]:
-        """(tokens a second and GPU, peak bytes, probability to fit) of each plan."""
-        search = self.search(taught=taught)
-        for i in told:
-            search.tell(self.group.outcomes[i].plan, self.group.result(i))
-        belief = search.belief()
-        return np.exp(belief.log_mean), np.array(belief.peak_bytes), np.array(belief.p_fits)
