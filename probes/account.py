@@ -26,7 +26,7 @@ class TensorAccount:
     def __init__(self) -> None:
         self.live_bytes = self.peak_bytes = 0
         self._known: dict[int, tuple[weakref.ref[torch.UntypedStorage], int]] = {}
-        self._mode = _Watch(self)
+        self._mode: Any = _Watch(self)
         self._resize: Callable[..., Any] | None = None
 
     def open(self) -> None:
@@ -74,11 +74,11 @@ class TensorAccount:
         self.peak_bytes = max(self.peak_bytes, self.live_bytes)
 
 
-class _Watch(TorchDispatchMode):
+class _Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Shows an account the tensors that operators make; DTensors are left to their local operators."""
 
     def __init__(self, account: TensorAccount) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self._account = account
         self._makes: dict[Any, bool] = {}
 

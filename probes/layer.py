@@ -62,13 +62,14 @@ def run(request: LayerRequest, context: RankContext) -> dict[str, Any]:
 class _Part:
     """A stage of one layer, or of the embedding or head alone, with one micro-batch of input.
 
-    `targets` is there for the head, whose output is the loss.
+    `targets` is there for the head, whose output is the loss; `meeting` is what ranks exchange to meet.
     """
 
     stage: Stage
     group: dist.ProcessGroup | None
     inputs: Tensor
     targets: Tensor | None
+    meeting: Tensor
     output: Tensor | None = None
     gradient: Tensor | None = None
 
@@ -93,11 +94,12 @@ class _Part:
         rows, length = request.micro_batch, workload.seq_len
         generator = torch.Generator(device).manual_seed(0)
         tokens = torch.randint(model.vocab, (rows, length), generator=generator, device=device)
+        meeting = torch.zeros(1, device=device)
         if part is LayerPart.EMBEDDING:
-            return cls(stage, group, tokens, None)
+            return cls(stage, group, tokens, None, meeting)
         local_length = length // request.tp if request.sequence_parallel else length
         hidden = torch.randn(rows, local_length, model.hidden, generator=generator, device=device).to(dtype)
-        return cls(stage, group, hidden.requires_grad_(), tokens if part is LayerPart.HEAD else None)
+        return cls(stage, group, hidden.requires_grad_(), tokens if part is LayerPart.HEAD else None, meeting)
 
     def forward(self) -> Tensor:
         """The part's output, or the loss."""
@@ -115,13 +117,13 @@ class _Part:
     def forward_and_rest(self) -> Tensor:
         """The output, after the threads that communicate have let go of what they held."""
         output = self.forward()
-        align(self.inputs.device)
+        dist.all_reduce(self.meeting)
         return output
 
     def iterate(self, observe: Callable[[Callable[[], None]], float]) -> tuple[float, float]:
         """One forward and one backward, each observed; gradients are dropped afterwards."""
         forward = observe(self._keep_forward)
-        if self.gradient is None:
+        if self.gradient is None and self.output is not None:
             self.gradient = torch.ones_like(self.output)
         backward = observe(self._drop_backward)
         self.clear()

@@ -6,6 +6,7 @@ rank = (pp_index * dp + dp_index) * tp + tp_index.
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -89,13 +90,16 @@ def _ends(groups: GroupSet, width: int, last: int) -> dist.ProcessGroup | None:
 def trial_groups(device: torch.device) -> Iterator[GroupSet]:
     """Groups for one trial, destroyed at its end.
 
+    What lives before it outlives it, so the garbage collector is told to look at newer objects only: neither the
+    timed steps nor the clean-up afterwards shall pay for visiting all of torch.
     All ranks meet first, so that none closes a connection that another still reads. DTensor caches shardings by the
     shape of the mesh, groups included: a later mesh of the same shape would be given the destroyed groups, so that
     cache goes too.
     """
+    gc.freeze()
     with GroupSet() as groups:
         try:
             yield groups
             align(device)
         finally:
-            _clear_sharding_prop_cache()
+            _clear_sharding_prop_cache()  # type: ignore[no-untyped-call]

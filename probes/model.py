@@ -97,7 +97,7 @@ class Attention(nn.Module):
         return self.output(context)  # type: ignore[no-any-return]
 
     def _heads(self, projected: Tensor) -> Tensor:
-        return projected.unflatten(-1, (-1, self.head_dim))
+        return projected.view(*projected.shape[:-1], -1, self.head_dim)
 
 
 def attend(query: Tensor, key: Tensor, value: Tensor) -> Tensor:

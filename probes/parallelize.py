@@ -6,7 +6,6 @@ The stage comes on the meta device, so no rank ever holds more than one whole pa
 from __future__ import annotations
 
 import hashlib
-from functools import partial
 
 import torch
 import torch.distributed as dist
@@ -33,15 +32,14 @@ def share_data(stage: Stage, mesh: DeviceMesh, workload: Workload, zero_stage: i
     if workload.dtype is not DType.FP32:
         policy = MixedPrecisionPolicy(param_dtype=dtype, reduce_dtype=TORCH_DTYPES[workload.grad_dtype])
     if zero_stage == 0 and mesh.size() > 1:  # on one rank `replicate` would reduce with itself
-        share = partial(replicate, mesh=mesh, mp_policy=policy)
-        outer = share
-    else:
-        share = partial(fully_shard, mesh=mesh, mp_policy=policy, reshard_after_forward=zero_stage == 3)
-        # What the stage itself holds (embedding, head) is needed again as soon as backward starts.
-        outer = partial(fully_shard, mesh=mesh, mp_policy=policy, reshard_after_forward=False)
+        for layer in stage.layers.values():
+            replicate(layer, mesh=mesh, mp_policy=policy)
+        replicate(stage, mesh=mesh, mp_policy=policy)
+        return
     for layer in stage.layers.values():
-        share(layer)
-    outer(stage)
+        fully_shard(layer, mesh=mesh, mp_policy=policy, reshard_after_forward=zero_stage == 3)
+    # What the stage itself holds (embedding, head) is needed again as soon as backward starts.
+    fully_shard(stage, mesh=mesh, mp_policy=policy, reshard_after_forward=False)
 
 
 def fill_weights(stage: Stage, device: torch.device, seed: int, tp: dist.ProcessGroup | None) -> None:
@@ -64,9 +62,7 @@ def fill_weights(stage: Stage, device: torch.device, seed: int, tp: dist.Process
             module.fill()
 
 
-def _whole(
-    stage: Stage, name: str, parameter: nn.Parameter, device: torch.device, seed: int, parts: int
-) -> Tensor:
+def _whole(stage: Stage, name: str, parameter: nn.Parameter, device: torch.device, seed: int, parts: int) -> Tensor:
     """The whole tensor of which `parameter` is one of `parts` along its split dim."""
     shape = list(parameter.shape)
     if parts > 1:

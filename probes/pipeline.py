@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-if TYPE_CHECKING:
-    import torch
-    import torch.distributed as dist
+import torch
+import torch.distributed as dist
+from torch.distributed.pipelining import PipelineStage, Schedule1F1B, ScheduleGPipe, ScheduleInterleaved1F1B
 
-    from autotune.specs import StepRequest
-    from probes.model import Stage
+from autotune.specs import Schedule, StepRequest
+from probes.model import Stage
+from probes.parallelize import TORCH_DTYPES
 
 
 def layers_of_stage(layers: int, stages: int) -> list[range]:
@@ -38,10 +39,6 @@ def make_schedule(
     All shapes are given, so that no stage has to run to find them (with FSDP that hangs or leaves its state
     behind). `loss` is already scaled to the whole batch: the schedule must not scale gradients again.
     """
-    from torch.distributed.pipelining import PipelineStage, Schedule1F1B, ScheduleGPipe, ScheduleInterleaved1F1B
-
-    from autotune.specs import Schedule
-
     plan = request.plan
     stages = [
         PipelineStage(chunk, index, plan.pp * plan.vpp, device, group=group, **_edges(request, chunk))
@@ -54,12 +51,8 @@ def make_schedule(
     return kind(stages[0], micro_batches, loss_fn=loss, scale_grads=False)
 
 
-def _edges(request: StepRequest, chunk: Stage) -> dict[str, torch.Tensor]:
+def _edges(request: StepRequest, chunk: Stage) -> dict[str, Any]:
     """Examples, on meta, of what enters and leaves a chunk: this rank's own part of one micro-batch."""
-    import torch
-
-    from probes.parallelize import TORCH_DTYPES
-
     plan, model, dtype = request.plan, request.model, TORCH_DTYPES[request.workload.dtype]
     rows, length = plan.micro_batch, request.workload.seq_len
     local_length = length // plan.tp if plan.sequence_parallel else length

@@ -58,7 +58,9 @@ def _check_pipeline(request: StepRequest, micro_batches: int) -> None:
     plan, layers = request.plan, request.model.layers
     interleaved = plan.schedule is Schedule.INTERLEAVED
     _need(plan.pp * plan.vpp <= layers, "plan.pp", plan.pp, f"pp*vpp must not exceed the {layers} layers")
-    _need(interleaved == (plan.vpp > 1), "plan.vpp", plan.vpp, "vpp > 1 goes with the interleaved schedule, and only so")
+    _need(
+        interleaved == (plan.vpp > 1), "plan.vpp", plan.vpp, "vpp > 1 goes with the interleaved schedule, and only so"
+    )
     _need(plan.vpp == 1 or plan.pp > 1, "plan.vpp", plan.vpp, "interleaving needs pp > 1")
     _need(plan.zero_stage != 2 or plan.pp == 1, "plan.zero_stage", 2, "with pp > 1 gradients stay whole: 0, 1 or 3")
     if plan.pp > 1 and plan.schedule is not Schedule.GPIPE:
@@ -67,7 +69,9 @@ def _check_pipeline(request: StepRequest, micro_batches: int) -> None:
     if interleaved:
         # torch's ScheduleInterleaved1F1B works in rounds of max(1, m // pp) and wants whole rounds.
         rounds = max(1, micro_batches // plan.pp)
-        _need(micro_batches % rounds == 0, "plan.micro_batch", plan.micro_batch, f"{micro_batches} % {rounds} must be 0")
+        _need(
+            micro_batches % rounds == 0, "plan.micro_batch", plan.micro_batch, f"{micro_batches} % {rounds} must be 0"
+        )
 
 
 def _need(condition: bool, what: str, value: object, allowed: str) -> None:

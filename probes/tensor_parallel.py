@@ -56,8 +56,8 @@ def split_stage(stage: Stage, split: Split) -> None:
     Fills `stage.split_dims` (parameter name to the dim that is split) and `stage.partial_names`, the parameters that
     every rank holds whole but whose gradients are partial sums over the group.
     """
-    for index, layer in stage.layers.items():
-        _split_layer(stage, f"layers.{index}.", layer, split)
+    for index in stage.layers:
+        _split_layer(stage, f"layers.{index}.", split)
     if stage.embedding is not None:
         _narrow(stage, "embedding.weight", 0, split.size)
         _split_vocabulary(stage.embedding, split)
@@ -73,7 +73,7 @@ def split_stage(stage: Stage, split: Split) -> None:
             stage.partial_names.update(_names(stage, "norm."))
 
 
-def _split_layer(stage: Stage, prefix: str, layer: Layer, split: Split) -> None:
+def _split_layer(stage: Stage, prefix: str, split: Split) -> None:
     columns = ("attention.query", "attention.key", "attention.value", "mlp.up", "mlp.gate")
     for name in _names(stage, prefix):
         owner, kind = name.removeprefix(prefix).rsplit(".", 1)
@@ -83,6 +83,8 @@ def _split_layer(stage: Stage, prefix: str, layer: Layer, split: Split) -> None:
             _narrow(stage, name, 1, split.size)
         elif split.sequence or owner in ("attention.query_norm", "attention.key_norm"):
             stage.partial_names.add(name)  # sees its part of the sequence, or its own heads, only
+    layer = stage.get_submodule(prefix.rstrip("."))
+    assert isinstance(layer, Layer)
     for block in (layer.attention, layer.mlp):
         block.register_forward_pre_hook(partial(_enter, split))
     layer.attention.output.join = layer.mlp.down.join = split.leave
@@ -115,7 +117,7 @@ def _split_vocabulary(embedding: nn.Embedding, split: Split) -> None:
         found = nn.functional.embedding(local.masked_fill(foreign, 0), embedding.weight)
         return split.leave(found.masked_fill(foreign.unsqueeze(-1), 0.0))
 
-    embedding.forward = lookup  # type: ignore[method-assign]
+    embedding.forward = lookup  # type: ignore[method-assign, assignment]
 
 
 def cross_entropy(logits: Tensor, targets: Tensor, group: dist.ProcessGroup | None) -> Tensor:
@@ -123,7 +125,8 @@ def cross_entropy(logits: Tensor, targets: Tensor, group: dist.ProcessGroup | No
 
     Keeps one fp32 copy of the local logits between forward and backward. Targets are global token ids.
     """
-    loss: Tensor = _CrossEntropy.apply(logits.flatten(0, -2), targets.flatten(), group)
+    apply: Any = _CrossEntropy.apply
+    loss: Tensor = apply(logits.flatten(0, -2), targets.flatten(), group)
     return loss
 
 
@@ -157,7 +160,8 @@ class _CrossEntropy(torch.autograd.Function):
 
 
 def _apply(function: type[torch.autograd.Function], tensor: Tensor, group: dist.ProcessGroup) -> Tensor:
-    result: Tensor = function.apply(tensor, group)
+    apply: Any = function.apply
+    result: Tensor = apply(tensor, group)
     return result
 
 

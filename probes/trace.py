@@ -110,8 +110,8 @@ class Tracer:
 
         self.cuda = cuda
         activities = [ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if cuda else [])]
-        self._profile = profile(activities=activities)
-        self._mark = record_function(_MARK)
+        self._profile: Any = profile(activities=activities)
+        self._mark: Any = record_function(_MARK)
 
     def __enter__(self) -> Tracer:
         self._profile.__enter__()
@@ -128,8 +128,7 @@ class Tracer:
 
     def read(self) -> StepTrace:
         """The figures of what ran."""
-        profiler: Any = self._profile.profiler
-        events = profiler.kineto_results.events()
+        events = self._profile.profiler.kineto_results.events()
         return summarize(device_spans(events) if self.cuda else host_spans(events))
 
 
@@ -148,7 +147,7 @@ def host_spans(events: Sequence[Any]) -> Spans:
 
 def device_spans(events: Sequence[Any]) -> Spans:
     """The spans of a CUDA rank: what ran on the device, without the ranges that the host only annotated."""
-    from torch.autograd import DeviceType
+    from torch.autograd import DeviceType  # type: ignore[attr-defined]
 
     spans = Spans()
     for event in events:

@@ -16,7 +16,6 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh
-import torch.distributed.pipelining as _pipelining  # noqa: F401 - make_schedule wants it: loaded with this module, before any trial
 from torch.distributed.fsdp import FSDPModule
 
 from autotune.specs import Optimizer, StepRequest
@@ -137,9 +136,10 @@ def sum_together(gradients: Sequence[Tensor], group: dist.ProcessGroup) -> None:
     parts = [local_of(gradient) for gradient in gradients]
     if not parts:
         return
+    sizes = [part.numel() for part in parts]
     flat = torch.cat([part.reshape(-1) for part in parts])
     dist.all_reduce(flat, group=group)
-    for part, total in zip(parts, flat.split([part.numel() for part in parts]), strict=True):
+    for part, total in zip(parts, torch.split(flat, sizes), strict=True):
         part.copy_(total.view_as(part))
 
 
