@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import selectors
 import signal
@@ -127,5 +128,6 @@ def _is_stopped(pid: int) -> bool:
 def _ask_for_stacks(waiting: Mapping[int, RankLink]) -> None:
     """Makes silent ranks write where they are into their logs (faulthandler, in service.listen)."""
     for link in waiting.values():
-        os.kill(link.pid, signal.SIGUSR1)
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(link.pid, signal.SIGUSR1)
     time.sleep(_STACKS_S)

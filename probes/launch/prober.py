@@ -36,7 +36,7 @@ from probes.launch.failures import RankFailure, tail_of
 from probes.launch.gathering import Gathered
 from probes.launch.placement import Placement
 from probes.launch.pool import RankPool, StartError, rank_log
-from probes.launch.torchrun import ColdTrial
+from probes.launch.torchrun import TORCHRUN_LOG, ColdTrial
 
 _MODULES = {"collective": "probes.collective", "layer": "probes.layer", "step": "probes.step"}
 _FINGERPRINT_S = 180.0
@@ -52,6 +52,9 @@ class LocalProber:
         log_dir: each probe writes into a directory of its own below this one.
         ranks: how many ranks, if not one for each device of the cluster.
         placements: one a rank, for ranks that are not plainly on this machine.
+
+    Raises:
+        ProberError: the ranks would not be on one machine, and there are no placements.
     """
 
     def __init__(
@@ -64,12 +67,11 @@ class LocalProber:
     ) -> None:
         self._cluster = cluster
         self._ranks = cluster.devices if ranks is None else ranks
+        if placements is None and self._ranks > cluster.gpus_per_node:
+            has = f"{self._ranks} ranks on a cluster of {cluster.gpus_per_node} devices a node"
+            raise ProberError(f"{has} cannot be started on this machine alone")
         self._placed = placements is not None
-        self._pool = RankPool(
-            cluster,
-            self._ranks,
-            placements=placements,
-        )
+        self._pool = RankPool(cluster, self._ranks, placements=placements)
         self._log_root = log_dir
         self._log_dir: Path | None = None
         self._numbers = itertools.count(1)
@@ -152,7 +154,7 @@ class LocalProber:
         self.close()
 
     def _next_log_dir(self, kind: str) -> Path:
-        """A new directory for one probe's logs; its name holds the time of this prober's first and a running number."""
+        """A new directory for one probe's logs, below one of this prober's own."""
         if self._log_dir is None:
             self._log_root.mkdir(parents=True, exist_ok=True)
             prefix = datetime.now(UTC).strftime("%Y%m%dT%H%M%SZ-")
@@ -199,12 +201,12 @@ def _failure(request: ProbeRequest, failure: RankFailure, ranks: int, log_dir: P
     stage = None
     if isinstance(request, StepRequest) and failure.rank is not None and request.plan.world_size == ranks:
         stage = failure.rank // (ranks // request.plan.pp)
-    log_path = rank_log(log_dir, failure.rank) if failure.rank is not None else None
+    log_path = rank_log(log_dir, failure.rank) if failure.rank is not None else log_dir / TORCHRUN_LOG
     return Failure(
         kind=failure.kind,
         message=failure.message,
         rank=failure.rank,
         stage=stage,
-        log_path=str(log_path or log_dir),
-        log_tail=tail_of(log_path) if log_path is not None else "",
+        log_path=str(log_path if log_path.exists() else log_dir),
+        log_tail=tail_of(log_path),
     )

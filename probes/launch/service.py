@@ -60,7 +60,7 @@ def log_to(path: str) -> None:
 def listen(channel: Channel) -> SimpleQueue[Message]:
     """Reads the launcher's messages in a thread; when the launcher is gone, kills this rank and its children.
 
-    A second guard beside the parent-death signal, which sees one thing less: a launcher that closed its end but lives.
+    A second guard beside the parent-death signal: it also ends ranks whose launcher lives but has closed its end.
     """
     inbox: SimpleQueue[Message] = SimpleQueue()
 

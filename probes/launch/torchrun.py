@@ -31,6 +31,7 @@ from probes.launch.pool import StartError, rank_config, rank_log
 
 _DEATH_S = 10.0
 _HELLO_S = 5.0
+TORCHRUN_LOG = "torchrun.log"
 # torchrun's report on a failed rank: "rank : 1 (local_rank: 1)\n  exitcode  : -9 (pid: 42)".
 _EXIT = re.compile(r"rank\s+: (\d+) .*\n\s*exitcode\s+: (-?\d+)")
 
@@ -129,7 +130,7 @@ class ColdTrial:
         torchrun = [sys.executable, "-m", "torch.distributed.run", "--nnodes=1", f"--nproc-per-node={self._ranks}"]
         torchrun += ["--rdzv-backend=c10d", "--rdzv-endpoint=127.0.0.1:0", "--local-addr=127.0.0.1"]
         torchrun += ["--max-restarts=0", "-m", "probes.launch.cold", str(self._directory / "launcher")]
-        with (self._log_dir / "torchrun.log").open("wb") as log:
+        with (self._log_dir / TORCHRUN_LOG).open("wb") as log:
             return subprocess.Popen(
                 leashed([*torchrun, json.dumps(config)], kind),
                 env=rank_environment(kind, self._ranks, Placement()),
@@ -184,7 +185,7 @@ class ColdTrial:
                 -1: RankFailure(rank=None, kind=FailureKind.CRASH, message=f"torchrun {death_of(status)}")
             }
             return
-        text = (self._log_dir / "torchrun.log").read_text(encoding="utf-8", errors="replace")
+        text = (self._log_dir / TORCHRUN_LOG).read_text(encoding="utf-8", errors="replace")
         for rank, exit_code in _EXIT.findall(text):
             known = gathered.failures.get(int(rank))
             if known is not None and known.kind is FailureKind.CRASH:

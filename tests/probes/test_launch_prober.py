@@ -140,6 +140,12 @@ def test_nothing_to_measure_with(tmp_path: Path) -> None:
         prober.run(SHORT, deadline_s=AMPLE_S)
 
 
+def test_several_nodes_are_not_one_machine(tmp_path: Path) -> None:
+    data = cpu_cluster(2).to_data() | {"nodes": 2, "inter": {"name": "ethernet"}}
+    with pytest.raises(ProberError, match="4 ranks on a cluster of 2 devices a node"):
+        LocalProber(ClusterSpec.from_data(data), log_dir=tmp_path)
+
+
 def test_close_twice_leaves_nobody(tmp_path: Path) -> None:
     prober = LocalProber(cpu_cluster(1), log_dir=tmp_path)
     prober.fingerprint()

@@ -45,7 +45,7 @@ def size(request: pytest.FixtureRequest) -> int:
 @pytest.fixture(scope="module")
 def ranks(size: int, _rank_environment: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ranks]:
     log_dir = tmp_path_factory.mktemp("inside")
-    pool = RankPool(cpu_cluster(size), size, preload=("probes.step",))
+    pool = RankPool(cpu_cluster(size), size)
     yield Ranks(pool, log_dir)
     pool.close()
 
