@@ -43,7 +43,9 @@ def test_one_rank_computes_all_the_time_and_communicates_none(one: LocalProber, 
     assert read.ranks[0].comm_s_by_op == {}
     assert read.t_calc_s is not None
     assert read.traced_step_s is not None
-    assert 0.85 * read.traced_step_s < read.t_calc_s <= read.traced_step_s
+    # In bf16 the host's work to keep masters and computing copies apart weighs more beside so small a model.
+    share = 0.85 if dtype == "fp32" else 0.6
+    assert share * read.traced_step_s < read.t_calc_s <= read.traced_step_s
 
 
 def test_two_ranks_communicate_what_their_plan_says(pair: LocalProber) -> None:
@@ -67,11 +69,10 @@ def test_peak_memory_holds_states_and_activations(one: LocalProber) -> None:
     parameters = 4 * (4 * 256**2 + 3 * 256 * 1024 + 2 * 256) + 2 * 2048 * 256 + 256
     states_bytes = 4 * 4 * parameters  # weights, gradients, two moments in fp32
     none, full = (
-        reading(one, Plan(recompute=mode), **SMALL_STEPS | {"trace": False})
+        reading(one, Plan(recompute=mode), **SMALL_STEPS | {"optimizer": "adamw"})
         for mode in (Recompute.NONE, Recompute.FULL)
     )
-    assert states_bytes < full.peak_allocated_bytes + 4 * 128 * 2048 * 4
-    assert full.peak_allocated_bytes < none.peak_allocated_bytes < 2 * states_bytes
+    assert states_bytes < full.peak_allocated_bytes < none.peak_allocated_bytes < 2 * states_bytes
     assert none.peak_reserved_bytes > 0.8 * none.peak_allocated_bytes
     assert "ledger" in none.memory_source
 
