@@ -25,7 +25,8 @@ def share_data(stage: Stage, mesh: DeviceMesh, workload: Workload, zero_stage: i
     """Data parallelism over a 1-D mesh, in place: ZeRO 0 keeps whole copies, 1 to 3 shard (what, `training` says).
 
     With a number format below fp32 the master weights stay fp32 and the computing copy has that format. Both
-    `replicate` and `fully_shard` compute on a copy apart from the masters, in fp32 too.
+    `replicate` and `fully_shard` compute on a copy apart from the masters, in fp32 too. fp16 has no loss scaling: a
+    probe measures speed, and the few numbers a scaler would add to a step are not what decides it.
     """
     dtype = TORCH_DTYPES[workload.dtype]
     policy = MixedPrecisionPolicy()
