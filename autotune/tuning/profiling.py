@@ -88,7 +88,7 @@ def _layouts(table: PlanTable) -> Iterator[Layout]:
     zero = table.zero_stage > 0
     yield from _axis(table.dp[zero], (table.tp * table.cp)[zero], gathers)
     expert = table.ep > 1
-    yield from _axis(table.ep[expert], (table.tp * table.cp)[expert], (CollectiveOp.ALL_TO_ALL,))
+    yield from _axis(table.ep[expert], table.tp[expert], (CollectiveOp.ALL_TO_ALL,))  # ep takes ranks of dp and cp
     staged = table.pp > 1
     stride = (table.tp * table.cp * table.dp)[staged]
     yield from _axis(np.full(len(stride), 2), stride, (CollectiveOp.SEND_RECV,))
