@@ -196,7 +196,7 @@ def print_result(console: Console, tuning: Tuning, trials: Sequence[Trial], data
         soft_wrap=True,
     )
     for plan in best["too_close_to_call"]:
-        console.print(f"  too close to call against {Plan.from_data(plan).key}: the intervals overlap")
+        console.print(f"  too close to call against {Plan.from_data(plan).key}: repeats cannot tell them apart")
     for line in best["why"]:
         console.print(f"  {line}", soft_wrap=True)
     console.print(f"\nMeasure it again:  {own}", soft_wrap=True)

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
+from scipy.special import stdtrit
 
 from autotune.search.belief import Observation
 from autotune.specs import ClusterSpec, DeviceKind, Plan, StepReading, Trial
@@ -13,13 +14,28 @@ from autotune.specs import ClusterSpec, DeviceKind, Plan, StepReading, Trial
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Standing:
-    """A measured plan: its mean over repeats and the interval around it (95 %)."""
+    """A measured plan: its mean over repeats and the interval around it (95 %).
+
+    Args:
+        plan: what was measured.
+        tokens_per_s_per_gpu: mean of `speeds`.
+        interval: around the mean; of one run that of its steps, of several Student's over runs.
+        speeds: tokens/s/GPU of each run, in order.
+        last: how many measurements of any plan came before its newest one.
+        peak_bytes: the highest of all runs.
+    """
 
     plan: Plan
     tokens_per_s_per_gpu: float
     interval: tuple[float, float]
-    repeats: int
+    speeds: tuple[float, ...]
+    last: int = 0
     peak_bytes: float
+
+    @property
+    def repeats(self) -> int:
+        """Runs that were measured."""
+        return len(self.speeds)
 
 
 def observation(plan: Plan, reading: StepReading, cluster: ClusterSpec, gpu_s: float | None = None) -> Observation:
@@ -46,10 +62,13 @@ def peak_memory_bytes(reading: StepReading, cluster: ClusterSpec) -> int:
 def standings(observations: Iterable[Observation]) -> list[Standing]:
     """All fully measured plans (not failed, not pruned), fastest first."""
     found: dict[Plan, list[Observation]] = {}
-    for item in observations:
+    last: dict[Plan, int] = {}
+    for number, item in enumerate(observations):
         if item.tokens_per_s_per_gpu and not item.pruned:
             found.setdefault(item.plan, []).append(item)
-    return sorted((_standing(plan, items) for plan, items in found.items()), key=lambda s: -s.tokens_per_s_per_gpu)
+            last[item.plan] = number
+    pooled = (_standing(plan, items, last[plan]) for plan, items in found.items())
+    return sorted(pooled, key=lambda standing: -standing.tokens_per_s_per_gpu)
 
 
 def standings_of(trials: Iterable[Trial], cluster: ClusterSpec) -> list[Standing]:
@@ -57,19 +76,20 @@ def standings_of(trials: Iterable[Trial], cluster: ClusterSpec) -> list[Standing
     return standings(observation(item.plan, item.reading, cluster) for item in trials if item.reading is not None)
 
 
-def _standing(plan: Plan, items: Sequence[Observation]) -> Standing:
-    """Mean of repeats. The interval is the wider of the repeats' own and of the spread between them."""
-    values = np.array([item.tokens_per_s_per_gpu for item in items], dtype=np.float64)
-    mean = float(np.mean(values))
-    own = np.array([item.relative_noise for item in items], dtype=np.float64) * values
-    within = float(np.sqrt(np.mean(own**2)))
-    between = 2.0 * float(np.std(values, ddof=1)) if len(values) > 1 else 0.0
-    half = max(within, between) / float(np.sqrt(len(values)))
-    peak = max((item.peak_bytes or 0.0 for item in items), default=0.0)
+def _standing(plan: Plan, items: Sequence[Observation], last: int) -> Standing:
+    """Mean of repeats. The interval is the wider of the repeats' own and of Student's over the spread between them."""
+    speeds = np.array([item.tokens_per_s_per_gpu for item in items], dtype=np.float64)
+    mean, count = float(np.mean(speeds)), len(speeds)
+    own = np.array([item.relative_noise for item in items], dtype=np.float64) * speeds
+    half = float(np.sqrt(np.mean(own**2)))
+    if count > 1:
+        half = max(half, float(stdtrit(count - 1, 0.975)) * float(np.std(speeds, ddof=1)))
+    half /= float(np.sqrt(count))
     return Standing(
         plan=plan,
         tokens_per_s_per_gpu=mean,
         interval=(mean - half, mean + half),
-        repeats=len(values),
-        peak_bytes=peak,
+        speeds=tuple(float(value) for value in speeds),
+        last=last,
+        peak_bytes=max((item.peak_bytes or 0.0 for item in items), default=0.0),
     )

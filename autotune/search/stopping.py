@@ -43,7 +43,8 @@ def verdict(belief: Belief, budget: Budget, *, trials: int, gpu_s_spent: float) 
     if budget.max_trials is not None and trials >= budget.max_trials:
         return Verdict(stop=True, reason=f"{trials} trials were run, the most allowed", expected_gain=gain, gpu_s=cost)
     if budget.gpu_s is not None and gpu_s_spent + cost > budget.gpu_s:
-        reason = f"{gpu_s_spent:.0f} of {budget.gpu_s:.0f} GPU-seconds are spent; another trial needs about {cost:.0f}"
+        spent = f"{gpu_s_spent:.0f} of the {budget.gpu_s:.0f} GPU-seconds that the search may use are spent"
+        reason = f"{spent}; another trial needs about {cost:.0f}"
         return Verdict(stop=True, reason=reason, expected_gain=gain, gpu_s=cost)
     if gain is not None and gain < budget.min_gain and trials >= LEAST_TRIALS:
         reason = f"no plan left is expected to gain {budget.min_gain:.1%} (best {gain:.2%} for {cost:.0f} GPU-seconds)"

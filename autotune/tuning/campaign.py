@@ -210,13 +210,14 @@ class Campaign:
 
     def _affordable(self, ended: Sequence[Trial]) -> bool:
         """Whether another trial like the costliest so far fits in the budget of GPU-seconds."""
-        most = max((trial.gpu_s for trial in ended), default=0.0)
         limit = self._tuning.budget.gpu_s
-        return limit is None or self._tuning.gpu_s_spent + most <= limit
+        return limit is None or self._tuning.gpu_s_spent + _costliest_gpu_s(ended) <= limit
 
     def _verdict(self, search: Search) -> Verdict:
         spent = self._store.tuning(self._tuning.id).gpu_s_spent
-        return search.verdict(search_budget(self._tuning.budget, search.standings()), gpu_s_spent=spent)
+        cost = _costliest_gpu_s(self._store.trials(self._tuning.id))
+        budget = search_budget(self._tuning.budget, search.standings(), trial_gpu_s=cost)
+        return search.verdict(budget, gpu_s_spent=spent)
 
     def _trial(self, confirm: Plan | None) -> None:
         search, study = self._searching()
@@ -228,3 +229,7 @@ class Campaign:
         study.tell(asked.number, asked.plan, result, gpu_s=ended.gpu_s)
         self._tuning = self._store.tuning(self._tuning.id)
         self._emit(TrialEnded(trial=ended, verdict=self._verdict(search), gpu_s_spent=self._tuning.gpu_s_spent))
+
+
+def _costliest_gpu_s(trials: Sequence[Trial]) -> float:
+    return max((trial.gpu_s for trial in trials), default=0.0)

@@ -6,15 +6,19 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
+from autotune.search.comparison import MOST_REPEATS, contenders, undecided
 from autotune.search.standing import Standing
 from autotune.search.stopping import Verdict
 from autotune.specs import Budget, Plan, ProbeRequest, TuningState
 
-# Finalists are measured again in turn, so that the winner does not win by the luck of its only trial.
-MOST_FINALISTS = 3
-FINALIST_SHARE = 0.9
-FINALIST_REPEATS = 3
-WINNER_REPEATS = 2
+# A winner without a rival is measured again too: one run gives no interval.
+WINNER_REPEATS = 3
+# A new best that is ahead by less than this, of one that was measured more than so many trials ago, may owe it to
+# what changed on the machine since: the old best is measured again beside it.
+CLOSE_WIN = 0.05
+STALE_TRIALS = 3
+# The share of the budget that the search leaves for measuring contenders again.
+RESERVE_SHARE = 0.25
 
 
 class StepKind(StrEnum):
@@ -63,17 +67,21 @@ class Facts:
     budget: Budget
 
 
-def reserve(budget: Budget, standings: Sequence[Standing]) -> int:
-    """Trials of `max_trials` kept for measuring the present finalists again: a quarter of them at most."""
-    wanted = sum(max(0, item.wanted - item.standing.repeats) for item in _due(standings))
-    return wanted if budget.max_trials is None else min(wanted, budget.max_trials // 4)
+def search_budget(budget: Budget, standings: Sequence[Standing], *, trial_gpu_s: float = 0.0) -> Budget:
+    """The budget less what measuring the present contenders again needs: a quarter of it at most.
 
-
-def search_budget(budget: Budget, standings: Sequence[Standing]) -> Budget:
-    """The budget less the reserve for finalists."""
-    if budget.max_trials is None:
-        return budget
-    return budget.model_copy(update={"max_trials": budget.max_trials - reserve(budget, standings)})
+    Args:
+        budget: the user's.
+        standings: measured plans, fastest first.
+        trial_gpu_s: GPU-seconds of one more trial of them.
+    """
+    wanted = sum(item.wanted - item.standing.repeats for item in _due(standings))
+    changes: dict[str, float] = {}
+    if budget.max_trials is not None:
+        changes["max_trials"] = budget.max_trials - min(wanted, int(RESERVE_SHARE * budget.max_trials))
+    if budget.gpu_s is not None:
+        changes["gpu_s"] = budget.gpu_s - min(wanted * trial_gpu_s, RESERVE_SHARE * budget.gpu_s)
+    return budget.model_copy(update=changes)
 
 
 def next_step(facts: Facts) -> NextStep:
@@ -87,7 +95,8 @@ def next_step(facts: Facts) -> NextStep:
             return NextStep(kind=StepKind.PROBE, probe=facts.missing_probes[0])
         return NextStep(kind=StepKind.CALIBRATE)
     if facts.verdict is None or not facts.verdict.stop:
-        return NextStep(kind=StepKind.TRIAL)
+        old = stale_incumbent(facts)
+        return NextStep(kind=StepKind.TRIAL) if old is None else NextStep(kind=StepKind.CONFIRM, plan=old)
     finalist = next_confirmation(facts)
     if finalist is not None:
         return NextStep(kind=StepKind.CONFIRM, plan=finalist)
@@ -96,12 +105,27 @@ def next_step(facts: Facts) -> NextStep:
     return NextStep(kind=StepKind.FINISH, reason=facts.verdict.reason)
 
 
-def next_confirmation(facts: Facts) -> Plan | None:
-    """The finalist with the fewest repeats that wants more of them, while trials are left."""
-    if not facts.affordable or (facts.budget.max_trials is not None and facts.trials >= facts.budget.max_trials):
+def stale_incumbent(facts: Facts) -> Plan | None:
+    """The former best plan, if the plan that has just beaten it did so narrowly and long after it was measured.
+
+    Both then stand in one window of time, so that a drift of the machine does not decide between them.
+    """
+    if len(facts.standings) < 2 or not _may_repeat(facts):
         return None
-    due = [item.standing for item in _due(facts.standings) if item.standing.repeats < item.wanted]
-    return min(due, key=lambda standing: standing.repeats).plan if due else None
+    best, former = facts.standings[0], facts.standings[1]
+    narrow = best.tokens_per_s_per_gpu < (1.0 + CLOSE_WIN) * former.tokens_per_s_per_gpu
+    return former.plan if best.repeats == 1 and narrow and best.last - former.last > STALE_TRIALS else None
+
+
+def next_confirmation(facts: Facts) -> Plan | None:
+    """The contender that wants another trial: of those with the fewest repeats the one measured longest ago."""
+    due = _due(facts.standings) if _may_repeat(facts) else ()
+    return min((item.standing for item in due), key=lambda item: (item.repeats, item.last)).plan if due else None
+
+
+def _may_repeat(facts: Facts) -> bool:
+    most = facts.budget.max_trials
+    return facts.affordable and (most is None or facts.trials < most)
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,22 +135,7 @@ class _Due:
 
 
 def _due(standings: Sequence[Standing]) -> Sequence[_Due]:
-    """The finalists and how many trials each should have: a clear winner is confirmed once."""
-    found = finalists(standings)
-    return [_Due(item, FINALIST_REPEATS if len(found) > 1 else WINNER_REPEATS) for item in found]
-
-
-def finalists(standings: Sequence[Standing]) -> Sequence[Standing]:
-    """The plans that may be the best one: within 10 % of the fastest, three at most."""
-    if not standings:
-        return ()
-    least = FINALIST_SHARE * standings[0].tokens_per_s_per_gpu
-    return [item for item in standings if item.tokens_per_s_per_gpu >= least][:MOST_FINALISTS]
-
-
-def too_close_to_call(standings: Sequence[Standing]) -> Sequence[Plan]:
-    """The plans whose interval overlaps the winner's."""
-    if not standings:
-        return ()
-    low = standings[0].interval[0]
-    return [item.plan for item in standings[1:] if item.interval[1] >= low]
+    """The plans that want more trials, and how many in all: until every challenger is told from the fastest."""
+    close, still_open = contenders(standings), undecided(standings)
+    wanted = MOST_REPEATS if still_open else WINNER_REPEATS
+    return [_Due(item, wanted) for item in (*close[:1], *still_open) if item.repeats < wanted]

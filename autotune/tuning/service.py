@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 
 from autotune.errors import InputError
+from autotune.search.comparison import decide
 from autotune.search.rank import nearest_misses, nothing_legal
 from autotune.search.space import Runtime, legal_plans
 from autotune.search.standing import Standing, standings_of
@@ -26,7 +27,6 @@ from autotune.specs import (
 )
 from autotune.tuning.campaign import Campaign
 from autotune.tuning.events import OnEvent
-from autotune.tuning.lifecycle import too_close_to_call
 from autotune.tuning.ownership import owner_lives
 from autotune.tuning.ports import Prober, Store
 
@@ -35,13 +35,23 @@ OpenProber = Callable[[ClusterSpec], Prober]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Best:
-    """The fastest measured plan of a tuning, its complete trials, those of all plans, and the plans as fast."""
+    """The measured plan to use and its evidence.
+
+    Args:
+        standing: of the plan: the fastest, or one as fast with more free memory (search.comparison).
+        trials: its complete trials.
+        all_trials: those of all plans.
+        runners_up: the other measured plans, fastest first.
+        too_close: plans that cannot be told from the fastest, the fastest itself included where it is not this one.
+        reason: why this plan and not the fastest; empty where it is the fastest.
+    """
 
     standing: Standing
     trials: Sequence[Trial]
     all_trials: Sequence[Trial]
     runners_up: Sequence[Standing]
     too_close: Sequence[Plan]
+    reason: str
 
 
 class TuningService:
@@ -136,18 +146,19 @@ class TuningService:
 
 
 def best_of(trials: Sequence[Trial], cluster: ClusterSpec) -> Best | None:
-    """Pools the repeats of each plan and picks the fastest; None when no trial is complete."""
+    """Pools the repeats of each plan and decides; None when no trial is complete."""
     standings = standings_of(trials, cluster)
     if not standings:
         return None
-    winner = standings[0]
+    decision = decide(standings)
     complete = [trial for trial in trials if trial.state is TrialState.COMPLETE]
     return Best(
-        standing=winner,
-        trials=[trial for trial in complete if trial.plan == winner.plan],
+        standing=decision.best,
+        trials=[trial for trial in complete if trial.plan == decision.best.plan],
         all_trials=complete,
-        runners_up=standings[1:],
-        too_close=too_close_to_call(standings),
+        runners_up=[item for item in standings if item is not decision.best],
+        too_close=[item.plan for item in decision.tied],
+        reason=decision.reason,
     )
 
 

@@ -1,0 +1,131 @@
+"""Which measured plan is the fastest: Welch's interval by hand, how often equal plans are told apart, and ties."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import assume, given, settings
+from hypothesis import strategies as st
+from scipy import stats
+
+from autotune.search.belief import Observation
+from autotune.search.comparison import MOST_REPEATS, contenders, decide, difference, undecided
+from autotune.search.standing import Standing, standings
+from autotune.search.stopping import Verdict
+from autotune.specs import Budget, Plan, TuningState
+from autotune.tuning.lifecycle import Facts, next_confirmation
+
+GIB = 2**30
+speed_lists = st.lists(st.floats(900.0, 1100.0), min_size=3, max_size=6)
+
+
+def standing(tp: int, *speeds: float, peak_bytes: float = GIB) -> Standing:
+    mean = float(np.mean(speeds))
+    return Standing(
+        plan=Plan(tp=tp), tokens_per_s_per_gpu=mean, interval=(mean, mean), speeds=speeds, peak_bytes=peak_bytes
+    )
+
+
+@given(speed_lists, speed_lists)
+def test_the_interval_is_that_of_scipys_welch_test(one: list[float], other: list[float]) -> None:
+    assume(min(np.ptp(one), np.ptp(other)) > 0.01)  # scipy warns of equal values
+    found = difference(standing(1, *one), standing(2, *other))
+    expected = stats.ttest_ind(np.log(one), np.log(other), equal_var=False).confidence_interval(0.95)
+    assert (found.low, found.high) == pytest.approx(np.expm1([expected.low, expected.high]), rel=1e-6, abs=1e-9)
+
+
+@given(speed_lists, speed_lists)
+def test_a_difference_seen_from_the_other_side_is_its_inverse(one: list[float], other: list[float]) -> None:
+    there, back = (difference(standing(1, *a), standing(2, *b)) for a, b in ((one, other), (other, one)))
+    assert (1.0 + there.low) * (1.0 + back.high) == pytest.approx(1.0)
+    assert there.decided is back.decided
+    assert there.low <= there.faster <= there.high
+
+
+def test_few_repeats_decide_nothing_and_equal_ones_everything() -> None:
+    assert not difference(standing(1, 100.0, 100.1), standing(2, 50.0, 50.1, 50.2)).decided
+    assert difference(standing(1, 100.0, 100.0, 100.0), standing(2, 99.0, 99.0, 99.0)).decided
+    assert not difference(standing(1, 100.0, 100.0, 100.0), standing(2, 100.0, 100.0, 100.0)).decided
+
+
+def confirmed(rng: np.random.Generator, speeds: dict[int, float], noise: float) -> list[Standing]:
+    """Standings after the lifecycle has measured as often as it wants to; `speeds` are the truths by tp."""
+
+    def measure(tp: int) -> Observation:
+        value = speeds[tp] * float(np.exp(noise * rng.standard_normal()))
+        return Observation(plan=Plan(tp=tp), tokens_per_s_per_gpu=value)
+
+    told = [measure(tp) for tp in speeds]
+    verdict = Verdict(stop=True, reason="", expected_gain=None, gpu_s=None)
+    while True:
+        found = standings(told)
+        facts = Facts(state=TuningState.SEARCHING, verdict=verdict, standings=found, budget=Budget())
+        plan = next_confirmation(facts)
+        if plan is None:
+            return found
+        told.append(measure(plan.tp))
+
+
+@settings(max_examples=5, deadline=None, derandomize=True)
+@given(seed=st.integers(0, 2**32 - 1), noise=st.floats(0.0005, 0.02), plans=st.integers(2, 3))
+def test_equal_plans_are_told_apart_in_at_most_one_of_twenty_tunings(seed: int, noise: float, plans: int) -> None:
+    """The whole procedure with a look after every repeat; 3.1 standard deviations of 200 tunings allowed."""
+    rng = np.random.default_rng(seed)
+    equal = {2**i: 1000.0 for i in range(plans)}
+    tunings = 200
+    false = sum(
+        len(undecided(found)) < len(contenders(found)) - 1
+        for found in (confirmed(rng, equal, noise) for _ in range(tunings))
+    )
+    assert false / tunings <= 0.05 + 3.1 * float(np.sqrt(0.05 * 0.95 / tunings))
+
+
+@settings(max_examples=10, deadline=None, derandomize=True)
+@given(seed=st.integers(0, 2**32 - 1), ahead=st.floats(0.03, 0.08))
+def test_the_slower_plan_is_never_declared_the_faster_one(seed: int, ahead: float) -> None:
+    rng = np.random.default_rng(seed)
+    for _ in range(20):
+        found = confirmed(rng, {1: 1000.0 * (1.0 + ahead), 2: 1000.0}, 0.003)
+        assert found[0].plan == Plan(tp=1)
+
+
+def test_clear_differences_need_three_repeats_and_close_ones_all() -> None:
+    rng = np.random.default_rng(1)
+    clear = confirmed(rng, {1: 1080.0, 2: 1000.0}, 0.002)
+    assert [item.repeats for item in clear] == [3, 3]
+    close = confirmed(rng, {1: 1000.0, 2: 1000.0}, 0.02)
+    assert [item.repeats for item in close] == [MOST_REPEATS, MOST_REPEATS]
+
+
+def test_contenders_are_three_at_most_and_within_a_tenth() -> None:
+    found = [standing(1, 100.0), standing(2, 99.0), standing(4, 91.0), standing(8, 90.5), standing(16, 80.0)]
+    assert [item.plan.tp for item in contenders(found)] == [1, 2, 4]
+    assert contenders([]) == ()
+
+
+def test_of_plans_that_cannot_be_told_apart_the_one_with_more_free_memory_is_used() -> None:
+    fast = standing(1, 1000.0, 1010.0, 1005.0, peak_bytes=70 * GIB)
+    lean = standing(2, 1002.0, 998.0, 1006.0, peak_bytes=50 * GIB)
+    found = decide([fast, lean])
+    assert (found.best, found.tied) == (lean, [fast])
+    assert "20.00 GiB lower than tp1" in found.reason
+
+
+def test_memory_is_no_reason_where_speed_decides_or_would_be_given_up() -> None:
+    fast = standing(1, 1000.0, 1010.0, 1005.0, peak_bytes=70 * GIB)
+    slower = standing(2, 952.0, 950.0, 948.0, peak_bytes=50 * GIB)
+    assert (decide([fast, slower]).best, decide([fast, slower]).tied) == (fast, [])
+    unsure = standing(2, 940.0, peak_bytes=50 * GIB)
+    assert (decide([fast, unsure]).best, decide([fast, unsure]).tied) == (fast, [unsure])
+    same = standing(2, 1004.0, 1000.0, 1008.0, peak_bytes=69.9 * GIB)
+    assert decide([fast, same]).best is fast
+    assert decide([fast]).tied == []
+
+
+def test_repeats_widen_the_interval_by_students_factor() -> None:
+    """Two runs of 1000 and 1020: s = 14.1, t(1, 0.975) = 12.71, so 1010 +- 12.71 * 14.1 / sqrt 2 = 127.1."""
+    told = [Observation(plan=Plan(), tokens_per_s_per_gpu=value, relative_noise=0.001) for value in (1000.0, 1020.0)]
+    (found,) = standings(told)
+    assert found.interval == pytest.approx((1010.0 - 127.06, 1010.0 + 127.06), abs=0.01)
+    assert (found.speeds, found.last) == ((1000.0, 1020.0), 1)
+    assert standings(told[:1])[0].interval == pytest.approx((999.0, 1001.0))
