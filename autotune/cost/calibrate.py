@@ -13,7 +13,8 @@ import numpy as np
 import numpy.typing as npt
 
 from autotune.cost.estimate import estimate, memory_table
-from autotune.cost.network import geometry, ring_steps, ring_traffic
+from autotune.cost.gemm import PLAIN, Gemm, gemm_of
+from autotune.cost.network import Network, geometry, ring_steps, ring_traffic
 from autotune.cost.speeds import device_overhead_bytes
 from autotune.cost.table import PlanTable
 from autotune.cost.work import reading_work
@@ -35,6 +36,12 @@ from autotune.specs import (
 
 Floats = npt.NDArray[np.float64]
 
+RATE_SD = 0.25
+"""A link reaches its catalog rate times LINK_EFFICIENCY within about this factor (ln)."""
+
+LATENCY_SD = 1.5
+"""Latencies are known to a factor of about four and a half (ln): hosts, switches and transports differ."""
+
 OVERHEAD_TRIALS = 3
 """Peaks of this many trials are needed to tell a fixed overhead from a scale."""
 
@@ -54,7 +61,9 @@ def _link(
     times = np.array([reading.time_s for reading in readings])
     traffic = ring_traffic(op, size) * np.array([float(reading.size_bytes) for reading in readings])
     terms = np.column_stack([np.full(len(times), float(ring_steps(op, size))), traffic])
-    (latency_s, s_per_byte), error = relative_fit(terms, times, positive=1)
+    sizes = {reading.size_bytes for reading in readings}
+    found = _one_size(cluster, op, size, stride, readings) if len(sizes) == 1 else None
+    (latency_s, s_per_byte), error = found or relative_fit(terms, times, positive=1)
     return LinkFit(
         op=op,
         group_size=size,
@@ -67,7 +76,28 @@ def _link(
     )
 
 
-def fit_compute(items: Sequence[tuple[ModelSpec, Workload, LayerReading]]) -> ComputeFit:
+def _one_size(
+    cluster: ClusterSpec, op: CollectiveOp, size: int, stride: int, readings: Sequence[CollectiveReading]
+) -> tuple[tuple[float, ...], float] | None:
+    """(latency, seconds a byte) from readings of one size, which cannot tell them apart: the catalog's figures, moved
+    as little as their uncertainties allow (RATE_SD, LATENCY_SD in ln). None without a catalog figure."""
+    try:
+        prior = Network(cluster).cost(op, size, stride)
+    except MissingMeasurementError:
+        return None
+    time_s = float(np.median([reading.time_s for reading in readings]))
+    moved = prior.s_per_byte * readings[0].size_bytes
+    rates = np.linspace(-4.0 * RATE_SD, 4.0 * RATE_SD, 801)
+    latency = np.maximum(time_s - moved * np.exp(rates), 1e-3 * prior.alpha_s)
+    total = np.log((latency + moved * np.exp(rates)) / time_s)
+    cost = (rates / RATE_SD) ** 2 + (np.log(latency / prior.alpha_s) / LATENCY_SD) ** 2 + (total / 0.02) ** 2
+    best = int(np.argmin(cost))
+    s_per_byte = max(time_s - float(latency[best]), 0.1 * time_s) / readings[0].size_bytes
+    spread = float(np.median(np.abs(np.array([reading.time_s for reading in readings]) / time_s - 1.0)))
+    return (float(latency[best]) / ring_steps(op, size), s_per_byte / ring_traffic(op, size)), spread
+
+
+def fit_compute(items: Sequence[tuple[ModelSpec, Workload, LayerReading]], gemm: Gemm = PLAIN) -> ComputeFit:
     """Launch time, FLOP rate and byte rate of the device from layer readings, communication excluded.
 
     `bytes_per_s` is None where no memory-bound share shows.
@@ -75,7 +105,7 @@ def fit_compute(items: Sequence[tuple[ModelSpec, Workload, LayerReading]]) -> Co
     Raises:
         InputError: no reading with a time above zero.
     """
-    found = [pair for model, workload, reading in items for pair in reading_work(model, workload, reading)]
+    found = [pair for model, workload, reading in items for pair in reading_work(model, workload, reading, gemm)]
     found = [(work, seconds) for work, seconds in found if seconds > 0]
     if not any(work.flops > 0 for work, _ in found):
         raise InputError("layer readings", len(items), "at least one of a layer or head with a time above zero")
@@ -102,7 +132,7 @@ def fit_profile(
         cluster_key=cluster.key,
         fingerprint_key=fingerprint_key,
         links=fit_links(cluster, collective_readings),
-        compute=fit_compute(layer_items) if layer_items else None,
+        compute=fit_compute(layer_items, gemm_of(cluster.device)) if layer_items else None,
     )
     done = [
         (model, workload, trial, trial.reading)

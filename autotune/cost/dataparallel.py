@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from autotune.cost.framework import Framework
 from autotune.cost.layouts import Layouts
 from autotune.cost.memory import StageParameters
 from autotune.cost.network import Network
@@ -14,9 +15,6 @@ from autotune.cost.rows import Rows
 from autotune.cost.table import FloatColumn
 from autotune.cost.work import BACKWARD_SHARE, stored_bytes
 from autotune.specs import CollectiveOp, ModelSpec, Workload
-
-DP_OVERLAP = 0.5
-"""Assumption: at most this share of data-parallel communication hides under the computation it runs beside."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -39,18 +37,23 @@ def gradient_costs(
     slots: StageSlots,
     parameters: StageParameters,
     network: Network,
+    framework: Framework,
 ) -> GradientCosts:
     """Costs of the collectives over dp*cp (dense parameters) and dp*cp/ep ranks (experts).
 
-    There is one collective a layer and one for the embedding or head: each pays the latency.
+    There is one collective a layer and one for the embedding or head, or one a bucket: each pays the latency.
     """
-    collectives = (slots.dense_layers + slots.moe_layers).max(axis=0, initial=0.0) + 1.0
+    layers = (slots.dense_layers + slots.moe_layers).max(axis=0, initial=0.0) + 1.0
+    buckets = layers
+    if framework.bucket_bytes:
+        held = (parameters.dense + parameters.experts).max(axis=0, initial=0.0)
+        buckets = np.ceil(held * stored_bytes(workload.dtype) / framework.bucket_bytes)
     gradient, stored = workload.grad_dtype.size_bytes, stored_bytes(workload.dtype)
     groups = [(parameters.dense, layouts.shards, layouts.tp)]
     if model.experts:
         groups.append((parameters.experts, layouts.shards / layouts.ep, layouts.tp * layouts.ep))
 
-    def worst(op: CollectiveOp, size_bytes: int) -> FloatColumn:
+    def worst(op: CollectiveOp, size_bytes: int, collectives: FloatColumn) -> FloatColumn:
         total = np.zeros(len(layouts))
         for held, size, stride in groups:
             alpha, beta = network.columns(op, size, stride)
@@ -58,9 +61,9 @@ def gradient_costs(
         return total
 
     return GradientCosts(
-        worst(CollectiveOp.ALL_REDUCE, gradient),
-        worst(CollectiveOp.REDUCE_SCATTER, gradient),
-        worst(CollectiveOp.ALL_GATHER, stored),
+        worst(CollectiveOp.ALL_REDUCE, gradient, buckets),
+        worst(CollectiveOp.REDUCE_SCATTER, gradient, layers),
+        worst(CollectiveOp.ALL_GATHER, stored, layers),
         _tied(model, workload, layouts, network),
     )
 
@@ -75,17 +78,26 @@ def _tied(model: ModelSpec, workload: Workload, layouts: Layouts, network: Netwo
     return alpha + beta * (model.vocab * model.hidden * workload.grad_dtype.size_bytes) / layouts.tp
 
 
-def exposed(costs: GradientCosts, rows: Rows, micro_batch_s: FloatColumn) -> FloatColumn:
-    """Exposed seconds a step; `micro_batch_s` is the slowest stage's forward + backward computation.
+def communication(
+    costs: GradientCosts, rows: Rows, micro_batch_s: FloatColumn, framework: Framework
+) -> tuple[FloatColumn, FloatColumn, FloatColumn, FloatColumn]:
+    """(seconds a step, the share of them that may be hidden, the computation beside them, a tied embedding's exchange).
 
     ZeRO-0 all-reduces once; 1 reduce-scatters gradients and gathers parameters once; 2 reduce-scatters each
     micro-batch; 3 also gathers parameters for each forward and each backward (Rajbhandari et al. 2020,
     arXiv:1910.02054, section 7). Once a step hides under the last backward, every time under all of them.
+
+    Args:
+        costs: by layout.
+        rows: the plans.
+        micro_batch_s: the slowest stage's forward + backward.
+        framework: how much of it may be hidden.
     """
     zero, m = rows.zero_stage, rows.micro_batches
     reductions = np.where(zero >= 2, m, 1.0)
     gathers = np.where(zero >= 3, 2.0 * m, 1.0)
     sharded = reductions * costs.reduce_scatter_s[rows.layout] + gathers * costs.all_gather_s[rows.layout]
     total = np.where(zero == 0, costs.all_reduce_s[rows.layout], sharded)
+    hideable = total * np.where(zero == 0, framework.overlap, framework.overlap_sharded)
     beside = micro_batch_s * reductions * np.where(zero >= 3, 1.0, BACKWARD_SHARE)
-    return total - np.minimum(DP_OVERLAP * total, beside) + costs.tied_s[rows.layout]
+    return total, hideable, beside, costs.tied_s[rows.layout]

@@ -8,16 +8,37 @@ from functools import cached_property
 import numpy as np
 
 from autotune.cost.flops import model_flops_per_token
+from autotune.cost.framework import TORCH, Framework
 from autotune.cost.layouts import Layouts
 from autotune.cost.memory import BYTE_PARTS, MemoryModel
 from autotune.cost.network import Network
+from autotune.cost.pieces import PieceModel, runs_ahead
 from autotune.cost.pipeline import stage_slots
 from autotune.cost.rows import pieces
-from autotune.cost.speeds import device_overhead_bytes, peak_flops_per_s, speeds_of
+from autotune.cost.shapes import Shapes
+from autotune.cost.speeds import (
+    context_bytes,
+    device_overhead_bytes,
+    needed_bytes,
+    peak_flops_per_s,
+    speeds_of,
+    usable_bytes,
+)
 from autotune.cost.table import BoolColumn, FloatColumn, IntColumn, PlanTable
-from autotune.cost.time import TIME_PARTS, TimeModel
+from autotune.cost.time import TERMS, TIME_PARTS, Terms, TimeModel
 from autotune.errors import IllegalPlanError
-from autotune.specs import Basis, BytesByPart, ClusterSpec, Estimate, ModelSpec, Plan, Profile, SecondsByPart, Workload
+from autotune.specs import (
+    Basis,
+    BytesByPart,
+    ClusterSpec,
+    DeviceKind,
+    Estimate,
+    ModelSpec,
+    Plan,
+    Profile,
+    SecondsByPart,
+    Workload,
+)
 
 
 @dataclass(frozen=True, eq=False)
@@ -32,6 +53,7 @@ class SecondsColumns:
     bubble: FloatColumn
     dp_exposed: FloatColumn
     optimizer: FloatColumn
+    launch: FloatColumn
 
 
 @dataclass(frozen=True, eq=False)
@@ -44,6 +66,8 @@ class BytesColumns:
     activations: FloatColumn
     logits: FloatColumn
     buffers: FloatColumn
+    gathered: FloatColumn
+    fragmentation: FloatColumn
 
 
 @dataclass(frozen=True, eq=False)
@@ -52,11 +76,15 @@ class EstimateTable:
 
     seconds: SecondsColumns
     bytes: BytesColumns
+    terms: Terms
     worst_stage: IntColumn
     basis: Basis
+    framework: Framework
+    queued: bool
     tokens_per_step: int
     devices: int
     device_memory_bytes: int
+    overhead_bytes: float
     model_flops_per_step: float
     peak_flops_per_s: float | None
 
@@ -79,9 +107,19 @@ class EstimateTable:
         return _total(self.bytes)
 
     @cached_property
+    def reserved_bytes(self) -> FloatColumn:
+        """What the allocator reserves of the peak: all but what a rank loses beside its tensors."""
+        return self.peak_memory_bytes - self.overhead_bytes
+
+    @property
+    def capacity_bytes(self) -> float:
+        """What an allocator may be expected to reserve before a device runs out of memory."""
+        return usable_bytes(self.device_memory_bytes, self.overhead_bytes)
+
+    @cached_property
     def fits(self) -> BoolColumn:
-        """Whether the peak is within the device's memory."""
-        return self.peak_memory_bytes <= self.device_memory_bytes
+        """Whether what will be reserved is within what can be."""
+        return self.reserved_bytes <= self.capacity_bytes
 
     def row(self, i: int) -> Estimate:
         """Row i as an Estimate."""
@@ -99,6 +137,9 @@ class EstimateTable:
             worst_stage=int(self.worst_stage[i]),
             fits=bool(self.fits[i]),
             basis=self.basis,
+            framework=self.framework.name,
+            reserved_bytes=float(self.reserved_bytes[i]),
+            allocated_bytes=float(self.reserved_bytes[i] - self.bytes.fragmentation[i]),
         )
 
 
@@ -108,22 +149,38 @@ class MemoryTable:
 
     bytes: BytesColumns
     worst_stage: IntColumn
+    overhead_bytes: float
 
     @cached_property
     def peak_memory_bytes(self) -> FloatColumn:
         """Bytes of the worst stage: the sum of its parts."""
         return _total(self.bytes)
 
+    @cached_property
+    def needed_bytes(self) -> FloatColumn:
+        """Memory that a device must have for the peak to fit."""
+        return needed_bytes(self.peak_memory_bytes, self.overhead_bytes)
+
 
 def estimate(
-    model: ModelSpec, cluster: ClusterSpec, workload: Workload, plan: Plan, profile: Profile | None = None
+    model: ModelSpec,
+    cluster: ClusterSpec,
+    workload: Workload,
+    plan: Plan,
+    profile: Profile | None = None,
+    framework: Framework = TORCH,
 ) -> Estimate:
     """The estimate of one plan: a table of one. See `estimate_table`."""
-    return estimate_table(model, cluster, workload, PlanTable.of([plan]), profile).row(0)
+    return estimate_table(model, cluster, workload, PlanTable.of([plan]), profile, framework).row(0)
 
 
 def estimate_table(
-    model: ModelSpec, cluster: ClusterSpec, workload: Workload, table: PlanTable, profile: Profile | None = None
+    model: ModelSpec,
+    cluster: ClusterSpec,
+    workload: Workload,
+    table: PlanTable,
+    profile: Profile | None = None,
+    framework: Framework = TORCH,
 ) -> EstimateTable:
     """Estimates of all plans of the table.
 
@@ -135,46 +192,67 @@ def estimate_table(
         IllegalPlanError: a plan that does not fill the cluster, or has more pipeline chunks than layers.
     """
     layouts = _layouts(model, cluster, table)
-    slots = stage_slots(model, layouts)
-    speeds = speeds_of(cluster, workload, profile)
-    memory = MemoryModel(model, workload, layouts, slots)
-    time = TimeModel(model, workload, layouts, slots, memory.parameters, Network(cluster, profile), speeds)
+    slots = stage_slots(model, layouts, by_cost=framework.splits_by_cost)
+    speeds = speeds_of(cluster, workload, profile, framework)
+    shapes = Shapes.of(table, layouts, workload)
+    network = Network(cluster, profile, framework)
+    work = PieceModel(model, workload, shapes, network, speeds, framework).all()
+    gpu = cluster.device.kind is not DeviceKind.CPU
+    memory = MemoryModel(model, workload, layouts, slots, framework, kept_gathers=runs_ahead(work[0]), fragments=gpu)
+    time = TimeModel(model, workload, layouts, slots, shapes, memory.parameters, network, speeds, framework, work)
     seconds = {name: np.empty(len(table)) for name in TIME_PARTS}
+    terms = {name: np.empty(len(table)) for name in TERMS}
     peak = {name: np.empty(len(table)) for name in BYTE_PARTS}
     stage = np.empty(len(table), dtype=np.int32)
-    for where, rows in pieces(table, layouts, workload):
-        _store(seconds, where, time.step(rows), profile.step_scale if profile else 1.0)
+    scale = profile.step_scale if profile else 1.0
+    for where, rows in pieces(table, layouts, shapes, workload):
+        spent, behind = time.step(rows)
+        _store(seconds, where, spent, scale)
+        _store(terms, where, {name: getattr(behind, name) for name in TERMS}, scale)
         parts, stage[where] = memory.peak(rows)
         _store(peak, where, parts, profile.memory_scale if profile else 1.0)
     if profile is not None:
         seconds["compute"] += profile.step_overhead_s
+        terms["optimizer"] += profile.step_overhead_s
     peak["buffers"] += device_overhead_bytes(cluster, profile)
     return EstimateTable(
         seconds=SecondsColumns(**seconds),
         bytes=BytesColumns(**peak),
+        terms=Terms(**terms),
         worst_stage=stage,
         basis=speeds.basis,
+        framework=framework,
+        queued=speeds.queued,
         tokens_per_step=workload.tokens_per_step,
         devices=cluster.devices,
         device_memory_bytes=cluster.device.memory_bytes,
+        overhead_bytes=context_bytes(cluster),
         model_flops_per_step=model_flops_per_token(model, workload.seq_len) * workload.tokens_per_step,
         peak_flops_per_s=peak_flops_per_s(cluster, workload),
     )
 
 
 def memory_table(
-    model: ModelSpec, cluster: ClusterSpec, workload: Workload, table: PlanTable, profile: Profile | None = None
+    model: ModelSpec,
+    cluster: ClusterSpec,
+    workload: Workload,
+    table: PlanTable,
+    profile: Profile | None = None,
+    framework: Framework = TORCH,
 ) -> MemoryTable:
     """Peak bytes of all plans of the table; needs no speed of anything. Raises IllegalPlanError as above."""
     layouts = _layouts(model, cluster, table)
-    memory = MemoryModel(model, workload, layouts, stage_slots(model, layouts))
+    slots = stage_slots(model, layouts, by_cost=framework.splits_by_cost)
+    gpu = cluster.device.kind is not DeviceKind.CPU
+    memory = MemoryModel(model, workload, layouts, slots, framework, fragments=gpu)
+    shapes = Shapes.of(table, layouts, workload)
     peak = {name: np.empty(len(table)) for name in BYTE_PARTS}
     stage = np.empty(len(table), dtype=np.int32)
-    for where, rows in pieces(table, layouts, workload):
+    for where, rows in pieces(table, layouts, shapes, workload):
         parts, stage[where] = memory.peak(rows)
         _store(peak, where, parts, profile.memory_scale if profile else 1.0)
     peak["buffers"] += device_overhead_bytes(cluster, profile)
-    return MemoryTable(BytesColumns(**peak), stage)
+    return MemoryTable(BytesColumns(**peak), stage, context_bytes(cluster))
 
 
 def _layouts(model: ModelSpec, cluster: ClusterSpec, table: PlanTable) -> Layouts:

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from autotune.cost.activations import kept_bytes, layer_token_bytes
+from autotune.cost.framework import TORCH, Framework
 from autotune.cost.layouts import Layouts
 from autotune.cost.parameters import embedding_parameters, head_parameters, layer_parameters
 from autotune.cost.pipeline import StageSlots, in_flight
@@ -19,6 +20,13 @@ from autotune.specs import BytesByPart, DType, ModelSpec, Optimizer, Workload
 BYTE_PARTS = tuple(BytesByPart.model_fields)
 GATHERED_LAYERS = 2.0
 """ZeRO-3 holds the layer at work and prefetches the next one."""
+
+
+WORKSPACE_BYTES = 0.4e9
+"""Reserved on a GPU whatever the plan: workspaces of matrix products, small tensors, half-used blocks."""
+
+MOST_IN_FLIGHT = 8.0
+"""More micro-batches in flight than this fragment memory no further (seen up to 32)."""
 
 
 def optimizer_bytes(workload: Workload) -> int:
@@ -66,13 +74,27 @@ Staged = tuple[dict[str, FloatColumn], FloatColumn, FloatColumn]
 class MemoryModel:
     """The bytes of the plans of one table; built once, applied piece by piece."""
 
-    def __init__(self, model: ModelSpec, workload: Workload, layouts: Layouts, slots: StageSlots) -> None:
+    def __init__(
+        self,
+        model: ModelSpec,
+        workload: Workload,
+        layouts: Layouts,
+        slots: StageSlots,
+        framework: Framework = TORCH,
+        *,
+        kept_gathers: FloatColumn | None = None,
+        fragments: bool = False,
+    ) -> None:
+        self._framework, self._kept_gathers = framework, kept_gathers
+        self._fragmentation = framework.fragmentation if fragments else 0.0
         self._model, self._workload, self._layouts, self._slots = model, workload, layouts, slots
         self.parameters = stage_parameters(model, layouts, slots)
         self._dense = layer_token_bytes(model, workload, moe=False)
         self._moe = layer_token_bytes(model, workload, moe=True) if model.experts else None
         self._shards = layouts.shards
         self._expert_shards = self._shards / layouts.ep
+        copied = framework.gathered_copy and workload.dtype is DType.FP32
+        self._copies = np.where(self._shards > 1, 2.0, 1.0) if copied else np.ones(len(layouts))
 
     def peak(self, rows: Rows) -> tuple[dict[str, FloatColumn], FloatColumn]:
         """(bytes by part on the worst stage, that stage's index)."""
@@ -92,9 +114,12 @@ class MemoryModel:
         kept, backward = self._activations(slot, stage, rows, kinds)
         logits = self._logits(slot, rows)
         # The loss is done with before backward reaches a layer: only what this needs beyond the logits counts.
-        parts["activations"] = kept + self._head_inputs(slot, rows) + np.maximum(backward - logits, 0.0)
+        activations = kept + self._head_inputs(slot, rows) + np.maximum(backward - logits, 0.0)
+        parts["activations"] = activations
         parts["logits"] = logits
         parts["buffers"] = self._buffers(slot, rows)
+        parts["gathered"] = self._gathered(slot, stage, rows)
+        parts["fragmentation"] = self._fragments(stage, rows) * (kept + parts["gathered"])
         total = sum(parts.values(), np.zeros(1))
         return parts, stage, total
 
@@ -106,10 +131,15 @@ class MemoryModel:
             dense = dense + self.parameters.experts[slot][rows.layout]
             divided = divided + (self.parameters.experts[slot] / self._expert_shards)[rows.layout]
         zero = rows.zero_stage
+        stored, gradient = stored_bytes(self._workload.dtype), float(self._workload.grad_dtype.size_bytes)
+        gradient += stored if self._framework.gradient_copy else 0.0
+        copies = self._copies[rows.layout]
         return {
-            "parameters": stored_bytes(self._workload.dtype) * np.where(zero >= 3, divided, dense),
-            "gradients": self._workload.grad_dtype.size_bytes * np.where(zero >= 2, divided, dense),
-            "optimizer": optimizer_bytes(self._workload) * np.where(zero >= 1, divided, dense),
+            "parameters": stored * np.where(zero >= 3, divided, copies * dense),
+            "gradients": gradient * np.where(zero >= 2, divided, dense),
+            "optimizer": self._framework.optimizer_scale
+            * optimizer_bytes(self._workload)
+            * np.where(zero >= 1, divided, dense),
         }
 
     def _activations(self, slot: int, stage: FloatColumn, rows: Rows, kinds: Kinds) -> tuple[FloatColumn, FloatColumn]:
@@ -123,6 +153,26 @@ class MemoryModel:
             kept = kept + count * layer_kept
             backward = np.maximum(backward, np.where(count > 0, layer_backward, 0.0))
         return in_flight(stage, pp, vpp, rows.micro_batches, rows.schedule) * kept, backward
+
+    def _gathered(self, slot: int, stage: FloatColumn, rows: Rows) -> FloatColumn:
+        """Whole inputs of the attention's and the MLP's first matrices, beyond the parts that a rank keeps anyway."""
+        if not self._framework.gathers_kept:
+            return np.zeros(1)
+        share = self._framework.gathers_kept * (1.0 if self._kept_gathers is None else self._kept_gathers[rows.shape])
+        pp, vpp = self._layouts.pp[rows.layout], self._layouts.vpp[rows.layout]
+        layers = (self._slots.dense_layers[slot] + self._slots.moe_layers[slot])[rows.layout]
+        inputs = 2.0 * stored_bytes(self._workload.dtype) * self._model.hidden * (1.0 - 1.0 / rows.spread)
+        kept: FloatColumn = share * layers * rows.tokens * inputs
+        return kept * in_flight(stage, pp, vpp, rows.micro_batches, rows.schedule)
+
+    def _fragments(self, stage: FloatColumn, rows: Rows) -> FloatColumn:
+        """What an allocator reserves beyond the activations, over them: more, the more micro-batches are in flight."""
+        if not self._fragmentation:
+            return np.zeros(1)
+        pp, vpp = self._layouts.pp[rows.layout], self._layouts.vpp[rows.layout]
+        flying = in_flight(stage, pp, vpp, rows.micro_batches, rows.schedule)
+        share: FloatColumn = self._fragmentation * np.log2(np.clip(flying, 1.0, MOST_IN_FLIGHT))
+        return share
 
     def _losses(self, slot: int, rows: Rows) -> tuple[FloatColumn, FloatColumn]:
         """(tokens of a micro-batch on the last stage and 0 elsewhere, losses kept).
@@ -141,7 +191,8 @@ class MemoryModel:
     def _logits(self, slot: int, rows: Rows) -> FloatColumn:
         """Logits in the compute dtype and their fp32 copy of each loss that is kept, and one fp32 gradient."""
         tokens, losses = self._losses(slot, rows)
-        return tokens * (losses * (stored_bytes(self._workload.dtype) + 4.0) + 4.0) * (self._model.vocab / rows.tp)
+        scaled = tokens * self._framework.logit_scale
+        return scaled * (losses * (stored_bytes(self._workload.dtype) + 4.0) + 4.0) * (self._model.vocab / rows.tp)
 
     def _buffers(self, slot: int, rows: Rows) -> FloatColumn:
         """Pipeline messages, ZeRO-3's gathered layers, and a layer's full gradients under ZeRO-2 and 3."""
@@ -150,7 +201,8 @@ class MemoryModel:
         piped = np.where(self._layouts.pp > 1, 2.0 * size * self._model.hidden, 0.0)[rows.layout]
         gathered = np.where(zero >= 3, GATHERED_LAYERS * size * layer, 0.0)
         gradients = np.where(zero >= 2, self._workload.grad_dtype.size_bytes * layer, 0.0)
-        return piped * rows.tokens / rows.spread + gathered + gradients
+        workspace = WORKSPACE_BYTES if self._fragmentation else 0.0
+        return piped * rows.tokens / rows.spread + gathered + gradients + workspace
 
 
 def _larger(one: Staged, other: Staged) -> Staged:

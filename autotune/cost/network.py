@@ -9,17 +9,18 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from typing import NamedTuple
 
 import numpy as np
 
+from autotune.cost.framework import TORCH, Framework
 from autotune.cost.layouts import distinct
 from autotune.cost.table import FloatColumn
 from autotune.errors import MissingMeasurementError
 from autotune.specs import ClusterSpec, CollectiveOp, Link, LinkFit, Profile
 
-INTRA_LATENCY_S = 5e-6
+INTRA_LATENCY_S = 15e-6
 """Assumption where the catalog has no latency for the link inside a node: one hop of NCCL over NVLink or PCIe."""
 
 INTER_LATENCY_S = 12e-6
@@ -27,6 +28,13 @@ INTER_LATENCY_S = 12e-6
 
 LINK_EFFICIENCY = 0.8
 """Assumption: share of a catalog link's rate that a collective's bus bandwidth reaches at large sizes."""
+
+
+USUAL_STEP_S = 0.1e-3
+"""Latency of one ring step between nodes up to which a host does not notice."""
+
+HOST_SHARE = 1.2
+"""Host seconds a rank and collective over the step latency beyond USUAL_STEP_S, where it is exceeded."""
 
 
 class Cost(NamedTuple):
@@ -85,10 +93,23 @@ class Network:
     nearest fitted layout's latency and bus bandwidth.
     """
 
-    def __init__(self, cluster: ClusterSpec, profile: Profile | None = None) -> None:
-        self._cluster = cluster
+    def __init__(self, cluster: ClusterSpec, profile: Profile | None = None, framework: Framework = TORCH) -> None:
+        self._cluster, self._framework = cluster, framework
         self._fits = profile.links if profile else ()
         self._costs: dict[tuple[CollectiveOp, int, int], Cost] = {}
+
+    @cached_property
+    def host_delay_s(self) -> float:
+        """Seconds that a collective costs the host for each of its ranks, on a network of unusually long steps.
+
+        On such a network the host thread that drives a collective waits too, whatever link its group uses. Seen in
+        the nanotron sweep: where a step across nodes read as 0.25-0.32 ms instead of 0.03-0.08, each tensor-parallel
+        collective took 0.3 ms of host time a rank, inside a node as well.
+        """
+        steps = [
+            step_latency_s(fit, self._geometry(fit.group_size, fit.stride)) for fit in self._fits if fit.crosses_nodes
+        ]
+        return HOST_SHARE * max(0.0, max(steps, default=0.0) - USUAL_STEP_S)
 
     def columns(self, op: CollectiveOp, sizes: FloatColumn, strides: FloatColumn) -> tuple[FloatColumn, FloatColumn]:
         """(alpha_s, s_per_byte) for many groups at once."""
@@ -107,39 +128,93 @@ class Network:
             return Cost(0.0, 0.0)
         key = (op, size, stride)
         if key not in self._costs:
-            self._costs[key] = self._fitted(*key) or self._from_catalog(*key)
+            self._costs[key] = self._sharded(self._fitted(*key) or self._from_catalog(*key), *key)
         return self._costs[key]
 
     def _geometry(self, size: int, stride: int) -> Geometry:
         return geometry(self._cluster.gpus_per_node, self._cluster.devices, size, stride)
 
     def _fitted(self, op: CollectiveOp, size: int, stride: int) -> Cost | None:
-        crosses = self._geometry(size, stride).crosses_nodes
-        level = [fit for fit in self._fits if fit.crosses_nodes == crosses]
-        same_op = [fit for fit in level if fit.op is op]
+        group = self._geometry(size, stride)
+        level = [fit for fit in self._fits if fit.crosses_nodes == group.crosses_nodes]
         if not level:
             return None
-        fit = min(same_op or level, key=lambda fit: _distance(fit, size, stride))
+        fit = min([fit for fit in level if fit.op is op] or level, key=lambda fit: _distance(fit, size, stride))
+        if group.crosses_nodes and (fit.op, fit.group_size, fit.stride) != (op, size, stride):
+            return self._across(op, group, fit)
         return Cost(fit.latency_s * ring_steps(op, size), ring_traffic(op, size) / fit.bytes_per_s)
 
+    def _sharded(self, cost: Cost, op: CollectiveOp, size: int, stride: int) -> Cost:
+        """Gathering and scattering across nodes as the framework does it: flat rings, at a share of the rate."""
+        group = self._geometry(size, stride)
+        if op not in (CollectiveOp.ALL_GATHER, CollectiveOp.REDUCE_SCATTER) or not group.crosses_nodes:
+            return cost
+        if any((fit.op, fit.group_size, fit.stride) == (op, size, stride) for fit in self._fits):
+            return cost
+        hops = (group.nodes - 1) * self._framework.node_step_s + (size - 1) * self._framework.rank_step_s
+        alpha_s = hops if hops else cost.alpha_s
+        return Cost(alpha_s, cost.s_per_byte * self._framework.sharded_penalty)
+
+    def _across(self, op: CollectiveOp, group: Geometry, fit: LinkFit) -> Cost:
+        """Another crossing layout than the fitted one: what the fit says of the link between nodes, on two levels.
+
+        All latency is taken to be that of the hops between nodes. The rate across is what explains the fit, unless
+        the link inside the node does already.
+        """
+        read = self._geometry(fit.group_size, fit.stride)
+        inside = self._inside_s_per_byte()
+        v_node, v_cross = _two_level_traffic(fit.op, read)
+        s_per_byte = ring_traffic(fit.op, fit.group_size) / fit.bytes_per_s
+        across = s_per_byte / v_cross
+        if inside is not None and s_per_byte < 1.1 * v_node * inside and self._cluster.inter is not None:
+            across = min(across, 1.0 / self._across_rate(read, fit.op))
+        v_node, v_cross = _two_level_traffic(op, group)
+        return Cost(
+            step_latency_s(fit, read) * ring_steps(op, group.nodes),
+            max(v_node * (inside or 0.0), v_cross * across),
+        )
+
+    def _inside_s_per_byte(self) -> float | None:
+        """Seconds a byte of the link inside a node, measured or the catalog's; None if unknown."""
+        rates = [fit.bytes_per_s for fit in self._fits if not fit.crosses_nodes and fit.group_size > 1]
+        if rates:
+            return 1.0 / max(rates)
+        known = self._cluster.intra.bytes_per_s
+        return 1.0 / (known * LINK_EFFICIENCY) if known else None
+
+    def _across_rate(self, group: Geometry, op: CollectiveOp) -> float:
+        """A rank's assumed share of its node's NICs, bytes a second."""
+        assert self._cluster.inter is not None  # ClusterSpec: several nodes have a link between them
+        active = min(self._cluster.gpus_per_node, self._cluster.devices)
+        if op is CollectiveOp.SEND_RECV:
+            active = math.ceil(active / group.local)  # along a chain only a node's last member sends across
+        return _rate(self._cluster.inter, self._cluster) * min(1.0, self._cluster.nics_per_node / active)
+
     def _from_catalog(self, op: CollectiveOp, size: int, stride: int) -> Cost:
-        """Two levels: T = V_node / B_node + V_cross / B_cross, the NICs of a node shared by all its ranks."""
+        """Two levels at once, the slower one sets the pace; the NICs of a node are shared by all its ranks.
+
+        T = max(V_node / B_node, V_cross / B_cross): a collective library moves the pieces of a buffer through both
+        levels at the same time.
+        """
         group = self._geometry(size, stride)
         inside = 1.0 / _rate(self._cluster.intra, self._cluster) if group.local > 1 else 0.0
         inside_latency = self._cluster.intra.latency_s or INTRA_LATENCY_S
         if not group.crosses_nodes:
             return Cost(inside_latency * ring_steps(op, size), ring_traffic(op, size) * inside)
         assert self._cluster.inter is not None  # ClusterSpec: several nodes have a link between them
-        active = min(self._cluster.gpus_per_node, self._cluster.devices)
-        if op is CollectiveOp.SEND_RECV:
-            active = math.ceil(active / group.local)  # along a chain only a node's last member sends across
-        rate = _rate(self._cluster.inter, self._cluster) * min(1.0, self._cluster.nics_per_node / active)
+        rate = self._across_rate(group, op)
         across_latency = self._cluster.inter.latency_s or INTER_LATENCY_S
         v_node, v_cross = _two_level_traffic(op, group)
         steps = ring_steps(op, group.nodes) * across_latency
         if op is not CollectiveOp.SEND_RECV and group.local > 1:
             steps += ring_steps(op, math.ceil(group.local)) * inside_latency
-        return Cost(steps, v_node * inside + v_cross / rate)
+        return Cost(steps, max(v_node * inside, v_cross / rate))
+
+
+def step_latency_s(fit: LinkFit, group: Geometry) -> float:
+    """A fit's latency a hop between nodes: all of it, over a ring of the nodes."""
+    steps = ring_steps(fit.op, group.nodes)
+    return fit.latency_s * ring_steps(fit.op, fit.group_size) / max(steps, 1)
 
 
 def _two_level_traffic(op: CollectiveOp, group: Geometry) -> tuple[float, float]:

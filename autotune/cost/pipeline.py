@@ -8,7 +8,7 @@ from functools import lru_cache
 import numpy as np
 
 from autotune.cost.layouts import Layouts, distinct
-from autotune.cost.parameters import layer_counts
+from autotune.cost.parameters import layer_counts, layer_matrices
 from autotune.cost.table import GPIPE, INTERLEAVED, CodeColumn, FloatColumn
 from autotune.specs import ModelSpec
 
@@ -16,6 +16,14 @@ from autotune.specs import ModelSpec
 def chunk_layers(layers: int, chunks: int) -> list[int]:
     """Layers of each of pp*vpp chunks in model order: as even as possible, the first ones one larger."""
     return [layers // chunks + (i < layers % chunks) for i in range(chunks)]
+
+
+def cut_by_cost(layers: int, chunks: int, head_layers: float) -> list[int]:
+    """Layers of each chunk where the head counts as so many layers: a layer goes to the first chunk whose equal share
+    of the running total still holds it (nanotron's `block_compute_costs`). The head is always on the last."""
+    limits = (layers + head_layers) * np.arange(1, chunks) / chunks
+    chunk = np.searchsorted(limits, np.arange(1, layers + 1) - 1e-9)
+    return [int(n) for n in np.bincount(chunk, minlength=chunks)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,9 +48,12 @@ class Stage:
 
 
 @lru_cache(maxsize=65536)
-def stages(dense: int, moe: int, pp: int, vpp: int) -> tuple[Stage, ...]:
-    """All stages of a model whose first `dense` layers are dense and the other `moe` mixtures of experts."""
-    sizes = chunk_layers(dense + moe, pp * vpp)
+def stages(dense: int, moe: int, pp: int, vpp: int, head_layers: float = 0.0) -> tuple[Stage, ...]:
+    """All stages of a model whose first `dense` layers are dense and the other `moe` mixtures of experts.
+
+    With `head_layers` stages are cut by cost, the head's included; else by layers.
+    """
+    sizes = cut_by_cost(dense + moe, pp * vpp, head_layers) if head_layers else chunk_layers(dense + moe, pp * vpp)
     ends = np.cumsum(sizes)
     dense_in = [max(0, min(int(end), dense) - max(0, int(end) - size)) for end, size in zip(ends, sizes, strict=True)]
     found = []
@@ -56,10 +67,10 @@ def stages(dense: int, moe: int, pp: int, vpp: int) -> tuple[Stage, ...]:
 
 
 @lru_cache(maxsize=65536)
-def worst_stages(dense: int, moe: int, pp: int, vpp: int) -> tuple[Stage, ...]:
+def worst_stages(dense: int, moe: int, pp: int, vpp: int, head_layers: float = 0.0) -> tuple[Stage, ...]:
     """The stages that no other dominates: one of them has the most memory, and one of them the most time."""
     kept: list[Stage] = []
-    for stage in stages(dense, moe, pp, vpp):
+    for stage in stages(dense, moe, pp, vpp, head_layers):
         if not any(stage.dominated_by(other) for other in kept):
             kept.append(stage)
     return tuple(kept)
@@ -79,12 +90,13 @@ class StageSlots:
         return len(self.index)
 
 
-def stage_slots(model: ModelSpec, layouts: Layouts) -> StageSlots:
-    """The candidate stages of every layout."""
+def stage_slots(model: ModelSpec, layouts: Layouts, *, by_cost: bool = False) -> StageSlots:
+    """The candidate stages of every layout; `by_cost` counts the head as the layers that it costs."""
     dense, moe = layer_counts(model)
     top = int(layouts.vpp.max(initial=1)) + 1
     codes, inverse = distinct((layouts.pp * top + layouts.vpp).astype(np.int64))
-    candidates = [worst_stages(dense, moe, int(code) // top, int(code) % top) for code in codes]
+    head = model.vocab * model.hidden / layer_matrices(model, moe=moe > 0).total if by_cost else 0.0
+    candidates = [worst_stages(dense, moe, int(code) // top, int(code) % top, head) for code in codes]
     width = max((len(found) for found in candidates), default=1)
     rows = np.array(
         [

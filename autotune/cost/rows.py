@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from autotune.cost.layouts import Layouts
+from autotune.cost.shapes import Shapes
 from autotune.cost.table import BoolColumn, CodeColumn, FloatColumn, IndexColumn, PlanTable
 from autotune.specs import Workload
 
@@ -17,13 +18,14 @@ CHUNK_ROWS = 8192
 
 @dataclass(frozen=True, eq=False, slots=True, kw_only=True)
 class Rows:
-    """`layout` indexes the table's distinct layouts.
+    """`layout` indexes the table's distinct layouts, `shape` its distinct shapes.
 
     `tokens` are those of one micro-batch on one context-parallel rank; `spread` divides what sequence parallelism
     divides (tp with it, else 1); `micro_batches` is m.
     """
 
     layout: IndexColumn
+    shape: IndexColumn
     tp: FloatColumn
     spread: FloatColumn
     tokens: FloatColumn
@@ -34,25 +36,25 @@ class Rows:
     sequence_parallel: BoolColumn
 
 
-def pieces(table: PlanTable, layouts: Layouts, workload: Workload) -> Iterator[tuple[slice, Rows]]:
+def pieces(table: PlanTable, layouts: Layouts, shapes: Shapes, workload: Workload) -> Iterator[tuple[slice, Rows]]:
     """(where, rows) over the table, piece by piece."""
     for start in range(0, len(table), CHUNK_ROWS):
         where = slice(start, start + CHUNK_ROWS)
         layout = layouts.index[where]
+        shape = shapes.index[where]
         micro_batch = table.micro_batch[where].astype(np.float64)
-        tp = layouts.tp[layout]
-        sequence_parallel = table.sequence_parallel[where]
         yield (
             where,
             Rows(
                 layout=layout,
-                tp=tp,
-                spread=np.where(sequence_parallel, tp, 1.0),
-                tokens=micro_batch * (workload.seq_len / layouts.cp)[layout],
+                shape=shape,
+                tp=shapes.tp[shape],
+                spread=shapes.spread[shape],
+                tokens=shapes.tokens[shape],
                 micro_batches=(workload.global_batch / layouts.dp)[layout] / micro_batch,
                 zero_stage=table.zero_stage[where],
                 recompute=table.recompute[where],
                 schedule=table.schedule[where],
-                sequence_parallel=sequence_parallel,
+                sequence_parallel=table.sequence_parallel[where],
             ),
         )

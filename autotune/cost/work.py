@@ -12,6 +12,8 @@ from typing import NamedTuple, TypeVar
 import numpy as np
 
 from autotune.cost.flops import attention_width, core_flops_per_token
+from autotune.cost.gemm import PLAIN, Gemm
+from autotune.cost.matmuls import Passes, Product, layer_products, product_flops
 from autotune.cost.parameters import layer_matrices
 from autotune.cost.table import RECOMPUTES, FloatColumn
 from autotune.specs import DType, LayerPart, LayerReading, ModelSpec, Position, Workload
@@ -28,9 +30,6 @@ CORE_PASSES = np.array([1 + BACKWARD_CORE, 2 + BACKWARD_CORE, 2 + BACKWARD_CORE]
 
 BACKWARD_SHARE = 2.0 / 3.0
 """Share of forward + backward time that is backward; what gradient communication can hide under."""
-
-EXPERT_LOAD_FACTOR = 1.1
-"""Assumption: the hottest expert has 10 % more tokens than the mean (capacity factors are 1.0-1.25)."""
 
 NORM_TRAFFIC = 4.0
 """Passes over a hidden-sized tensor of the two norms: each reads and writes one."""
@@ -56,13 +55,11 @@ class Work(NamedTuple):
 class LayerWork:
     """Forward work of one layer as coefficients of tokens and tp.
 
-    flops = tokens * (sharded_flops / tp + whole_flops), and the same for the attention core;
+    core_flops are those of the attention core, the matrix products are counted by shape (cost.matmuls);
     bytes = tokens * (sharded_bytes / tp + whole_bytes / (tp if sequence parallel else 1))
             + (sharded_weight_bytes / tp + whole_weight_bytes).
     """
 
-    sharded_flops: float
-    whole_flops: float
     core_flops: float
     sharded_bytes: float
     whole_bytes: float
@@ -82,8 +79,6 @@ def layer_work(model: ModelSpec, workload: Workload, *, moe: bool) -> LayerWork:
     attention = attention_width(model) + 2 * model.kv_heads * model.head_dim
     dispatch = 4 * model.top_k * model.hidden if moe else 0
     return LayerWork(
-        sharded_flops=2.0 * (matrices.sharded + EXPERT_LOAD_FACTOR * matrices.experts),
-        whole_flops=2.0 * matrices.whole,
         core_flops=core_flops_per_token(model, workload.seq_len),
         sharded_bytes=float(size * (rotary + activation + attention)),
         whole_bytes=float(size * ((NORM_TRAFFIC + RESIDUAL_TRAFFIC) * model.hidden + dispatch)),
@@ -111,42 +106,57 @@ def embedding_work(model: ModelSpec, workload: Workload, tokens: Number, tp: Num
     return tokens * (4.0 * size * model.hidden) + (3.0 * size * model.vocab * model.hidden) / tp, 4.0
 
 
-def reading_work(model: ModelSpec, workload: Workload, reading: LayerReading) -> list[tuple[Work, float]]:
+def reading_work(
+    model: ModelSpec, workload: Workload, reading: LayerReading, gemm: Gemm = PLAIN
+) -> list[tuple[Work, float]]:
     """(work, seconds of computation) of a layer reading: forward and backward; both in one for the embedding."""
     tokens, tp = float(workload.seq_len * reading.micro_batch), float(reading.tp)
     if reading.part is LayerPart.EMBEDDING:
         traffic, kernels = embedding_work(model, workload, tokens, tp)
         return [(Work(0.0, traffic, kernels), reading.forward_calc_s + reading.backward_calc_s)]
     if reading.part is LayerPart.HEAD:
-        flops, traffic, kernels = head_work(model, workload, tokens, tp)
-        forward, backward = Work(flops, traffic, kernels), Work(2 * flops, 2 * traffic, 2 * kernels)
+        flops = _flops(model, head_products(model), tokens, tp, gemm)
+        traffic, kernels = head_work(model, workload, tokens, tp)
+        forward = Work(float(flops.forward[0]), traffic, kernels)
+        backward = Work(float(flops.backward[0]), 2 * traffic, 2 * kernels)
     else:
-        forward, backward = _layer_passes(model, workload, reading, tokens)
+        forward, backward = _layer_passes(model, workload, reading, tokens, gemm)
     return [(forward, reading.forward_calc_s), (backward, reading.backward_calc_s)]
 
 
-def _layer_passes(model: ModelSpec, workload: Workload, reading: LayerReading, tokens: float) -> tuple[Work, Work]:
+def _flops(model: ModelSpec, products: list[Product], tokens: float, tp: float, gemm: Gemm) -> Passes:
+    return product_flops(model, products, np.array([tokens]), np.array([tp]), np.ones(1), gemm)
+
+
+def _layer_passes(
+    model: ModelSpec, workload: Workload, reading: LayerReading, tokens: float, gemm: Gemm
+) -> tuple[Work, Work]:
     """(forward, backward with its recomputation) of one dense layer."""
     work, tp = layer_work(model, workload, moe=False), float(reading.tp)
     code = RECOMPUTES.index(reading.recompute)
-    matmul = tokens * (work.sharded_flops / tp + work.whole_flops)
-    core = tokens * work.core_flops / tp
+    flops = _flops(model, layer_products(model, moe=False), tokens, tp, gemm)
+    core = tokens * work.core_flops / tp * (gemm.best * gemm.sustained / gemm.attention)
     spread = tp if reading.sequence_parallel else 1.0
     traffic = tokens * (work.sharded_bytes / tp + work.whole_bytes / spread)
     traffic += work.sharded_weight_bytes / tp + work.whole_weight_bytes
     passes, core_passes = float(MATMUL_PASSES[code]) - 1.0, float(CORE_PASSES[code]) - 1.0
+    backward = float(flops.backward[0]) + (passes - 2.0) * float(flops.forward[0])
     return (
-        Work(matmul + core, traffic, work.kernels),
-        Work(passes * matmul + core_passes * core, passes * traffic, passes * work.kernels),
+        Work(float(flops.forward[0]) + core, traffic, work.kernels),
+        Work(backward + core_passes * core, passes * traffic, passes * work.kernels),
     )
 
 
-def head_work(model: ModelSpec, workload: Workload, tokens: Number, tp: Number) -> tuple[Number, Number, float]:
-    """(flops, bytes, kernels) of the final norm, output matrix and loss, forward; backward is twice that.
+def head_products(model: ModelSpec) -> list[Product]:
+    """The output matrix."""
+    return [Product(n=float(model.vocab), k=float(model.hidden), divides="n")]
+
+
+def head_work(model: ModelSpec, workload: Workload, tokens: Number, tp: Number) -> tuple[Number, float]:
+    """(bytes, kernels) of the final norm, output matrix and loss, forward; backward is twice that.
 
     The loss reads and writes the logits: in the compute dtype, as an fp32 copy, and as its softmax.
     """
     size = stored_bytes(workload.dtype)
-    flops = tokens * (2.0 * model.hidden * model.vocab) / tp
     traffic = tokens * ((2.0 * size + 12.0) * model.vocab) / tp + tokens * (2.0 * size * model.hidden)
-    return flops, traffic + (size * model.vocab * model.hidden) / tp, 6.0
+    return traffic + (size * model.vocab * model.hidden) / tp, 6.0

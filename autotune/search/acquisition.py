@@ -26,7 +26,8 @@ class Choice:
 def choose(belief: Belief) -> Choice | None:
     """The row with the largest expected gain per GPU-second; None when nothing is left to run.
 
-    Before anything was measured no gain can be told: then the largest expected throughput x P(fits).
+    Before anything was measured no gain can be told: then the largest throughput at the expected step time (which
+    uncertainty makes longer) x P(fits).
     """
     open_rows = np.flatnonzero(~belief.barred)
     if not len(open_rows):

@@ -7,12 +7,13 @@ from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.special import ndtr
 
 from autotune.cost.estimate import EstimateTable
 from autotune.cost.table import PlanTable
 from autotune.search.features import features
-from autotune.search.residual import Posterior, posterior
+from autotune.search.peaks import Peaks, peaks
+from autotune.search.physics import PARAMETERS, behaviour, prior_covariance
+from autotune.search.residual import Evidence, Fit, fit
 from autotune.specs import Plan
 
 Floats = NDArray[np.float64]
@@ -20,10 +21,7 @@ Floats = NDArray[np.float64]
 # A trial's interval covers its own steps; the next run of the same plan differs by a little more.
 REPEAT_NOISE = 0.02
 PRUNED_NOISE = 0.05
-# The spread of log(measured / estimated peak memory) before anything was measured, and the least it can become.
-MEMORY_PRIOR_SD = 0.15
-MEMORY_PRIOR_WEIGHT = 2.0
-MEMORY_LEAST_SD = 0.02
+MOST_ROUNDS, SETTLED = 5, 0.01
 # An estimate is off by a different factor on another model, cluster size or workload; by how much, roughly.
 LESSON_NOISE = 0.1
 
@@ -58,20 +56,27 @@ class Lesson:
     Args:
         plan: the plan that ran, on another model, cluster size or workload.
         log_speed: ln(measured / estimated) throughput, None where it failed.
+        slopes: how each physical parameter moves the estimate's step time there (search.physics); empty if unknown.
         log_peak: ln(measured / estimated) peak memory, None where it is unknown; after an OOM at least
             ln(capacity / estimated).
+        shares: what each memory parameter's term is of the estimated peak (search.peaks); empty if unknown.
         noise: standard deviation of log_speed as evidence for this tuning.
     """
 
     plan: Plan
     log_speed: float | None = None
+    slopes: tuple[float, ...] = ()
     log_peak: float | None = None
+    shares: tuple[float, ...] = ()
     noise: float = LESSON_NOISE
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Belief:
-    """Per plan of a table: log throughput (mean, sd), expected peak, probability to fit, a trial's GPU-seconds."""
+    """Per plan of a table: log throughput (mean, sd), expected peak, probability to fit, a trial's GPU-seconds.
+
+    `calibration` has each physical parameter's mean and standard deviation, ln(true / assumed).
+    """
 
     log_mean: Floats
     log_sd: Floats
@@ -81,6 +86,7 @@ class Belief:
     barred: NDArray[np.bool_]
     best_plan: Plan | None
     best: float | None
+    calibration: dict[str, tuple[float, float]]
 
 
 def believe(
@@ -89,7 +95,6 @@ def believe(
     observations: Sequence[Observation],
     *,
     lessons: Sequence[Lesson] = (),
-    capacity_bytes: float,
     devices: int,
     setup_s: float,
     steps: int,
@@ -101,7 +106,6 @@ def believe(
         estimates: their estimates.
         observations: everything told so far.
         lessons: of other tunings.
-        capacity_bytes: a device's memory.
         devices: N.
         setup_s: expected seconds of a trial's set-up.
         steps: steps that a trial runs.
@@ -109,40 +113,63 @@ def believe(
     rows_of = {plan: table.find(plan) for plan in {item.plan for item in observations}}
     seen = [(row, item) for item in observations if (row := rows_of[item.plan]) is not None]
     timed = [(i, item) for i, item in seen if item.tokens_per_s_per_gpu]
-    rows = np.array([i for i, _ in timed], dtype=np.int64)
-    measured = np.array([item.tokens_per_s_per_gpu for _, item in timed], dtype=np.float64)
-    log_estimate = np.log(estimates.tokens_per_s_per_gpu)
-    learned = _learned(table, rows, np.log(measured) - log_estimate[rows], [_noise(item) for _, item in timed], lessons)
-    peak_bytes, p_fits = _memory(estimates.peak_memory_bytes, seen, lessons, capacity_bytes)
+    points = features(table)
+    learned = calibrated(points, estimates, timed, lessons)
+    now = behaviour(estimates, learned.parameters)
+    alike, log_sd = learned.predict(points, now.slopes)
+    log_time = now.log_time + alike
+    memory = _memory(points, estimates, seen, lessons)
     barred = np.zeros(len(table), dtype=np.bool_)
     barred[[i for i, _ in seen]] = True
     best_plan, best = _best(timed)
-    scale = np.exp(np.median(log_estimate[rows] - np.log(measured))) if len(rows) else 1.0
+    spread = np.sqrt(np.diag(learned.covariance))
     return Belief(
-        log_mean=log_estimate + learned.mean,
-        log_sd=learned.sd,
-        peak_bytes=peak_bytes,
-        p_fits=p_fits,
-        trial_gpu_s=devices * (setup_s + steps * estimates.step_time_s * scale),
+        log_mean=np.log(estimates.tokens_per_step / devices) - log_time,
+        log_sd=log_sd,
+        peak_bytes=memory.reserved_bytes,
+        p_fits=memory.p_fits,
+        trial_gpu_s=devices * (setup_s + steps * np.exp(log_time)),
         barred=barred,
         best_plan=best_plan,
         best=best,
+        calibration={name: (float(learned.parameters[i]), float(spread[i])) for i, name in enumerate(PARAMETERS)},
     )
 
 
-def _learned(
-    table: PlanTable, rows: NDArray[np.int64], residuals: Floats, noise: Sequence[float], lessons: Sequence[Lesson]
-) -> Posterior:
-    """The residual of every plan, from those observed at `rows` and from lessons."""
-    points = features(table)
-    taught = [(item.plan, item.log_speed, item.noise) for item in lessons if item.log_speed is not None]
-    elsewhere = features(PlanTable.of([plan for plan, _, _ in taught]))
-    return posterior(
-        np.concatenate([points[rows], elsewhere]),
-        np.concatenate([residuals, np.array([value for _, value, _ in taught], dtype=np.float64)]),
-        np.array([*noise, *(sd for _, _, sd in taught)], dtype=np.float64),
-        points,
-    )
+def calibrated(
+    points: Floats, estimates: EstimateTable, timed: Sequence[tuple[int, Observation]], lessons: Sequence[Lesson]
+) -> Fit:
+    """The physical parameters and the residual, from trials and lessons.
+
+    Gauss-Newton: the step time is linearised at the present parameters until they move no more.
+    """
+    rows = np.array([i for i, _ in timed], dtype=np.intp)
+    log_measured = np.log([estimates.tokens_per_step / (item.tokens_per_s_per_gpu or 1.0) for _, item in timed])
+    log_measured = np.asarray(log_measured, dtype=np.float64) - np.log(estimates.devices)
+    taught = [item for item in lessons if item.log_speed is not None]
+    blank = (1.0,) + (0.0,) * (len(PARAMETERS) - 1)
+    slopes = np.array([item.slopes or blank for item in taught], dtype=np.float64).reshape(-1, len(PARAMETERS))
+    where = np.concatenate([points[rows], features(PlanTable.of([item.plan for item in taught]))])
+    noise = np.array([_noise(item) for _, item in timed] + [item.noise for item in taught], dtype=np.float64)
+    elsewhere = np.array([-(item.log_speed or 0.0) for item in taught], dtype=np.float64)
+    parameters, prior = np.zeros(len(PARAMETERS)), prior_covariance()
+    for _ in range(MOST_ROUNDS):
+        now = behaviour(estimates, parameters, rows)
+        residuals = log_measured - now.log_time + now.slopes @ parameters
+        found = fit(
+            Evidence(
+                points=where,
+                slopes=np.concatenate([now.slopes, slopes]),
+                residuals=np.concatenate([residuals, elsewhere]),
+                noise_sd=noise,
+            ),
+            prior,
+        )
+        moved = found.parameters - parameters
+        parameters = parameters + np.clip(moved, -1.0, 1.0)
+        if not len(rows) or float(np.abs(moved).max()) < SETTLED:
+            break
+    return found
 
 
 def _noise(item: Observation) -> float:
@@ -163,25 +190,16 @@ def _best(timed: Sequence[tuple[int, Observation]]) -> tuple[Plan | None, float 
 
 
 def _memory(
-    estimated_bytes: Floats, seen: Sequence[tuple[int, Observation]], lessons: Sequence[Lesson], capacity_bytes: float
-) -> tuple[Floats, Floats]:
-    """(expected peak, P(peak <= capacity)), with log(measured / estimated) normal: a conjugate update of its mean and
-    spread.
-
-    A real OOM tells only that the peak lay above the capacity: it enters as just above it, where the present
-    belief would have placed it lower.
-    """
-    ratios = [np.log(item.peak_bytes / estimated_bytes[i]) for i, item in seen if item.peak_bytes]
-    ratios += [
-        float(np.log(1.03 * capacity_bytes / estimated_bytes[i]))
-        for i, item in seen
-        if item.out_of_memory and estimated_bytes[i] < 1.03 * capacity_bytes
-    ]
-    ratios += [item.log_peak for item in lessons if item.log_peak is not None]
-    count = len(ratios)
-    mean = float(np.sum(ratios)) / (count + MEMORY_PRIOR_WEIGHT)
-    squares = float(np.sum((np.asarray(ratios) - mean) ** 2)) if count else 0.0
-    variance = (MEMORY_PRIOR_WEIGHT * MEMORY_PRIOR_SD**2 + squares) / (count + MEMORY_PRIOR_WEIGHT)
-    sd = max(float(np.sqrt(variance)), MEMORY_LEAST_SD)
-    margin = np.log(capacity_bytes) - np.log(estimated_bytes) - mean
-    return estimated_bytes * np.exp(mean), np.asarray(ndtr(margin / sd), dtype=np.float64)
+    points: Floats, estimates: EstimateTable, seen: Sequence[tuple[int, Observation]], lessons: Sequence[Lesson]
+) -> Peaks:
+    """What trials and lessons say of memory. Only real OOMs and measured peaks count."""
+    taught = [item for item in lessons if item.log_peak is not None and item.shares]
+    return peaks(
+        points,
+        estimates,
+        measured=[(i, item.peak_bytes) for i, item in seen if item.peak_bytes],
+        out_of_memory=[i for i, item in seen if item.out_of_memory],
+        elsewhere=features(PlanTable.of([item.plan for item in taught])),
+        shares=np.array([item.shares for item in taught], dtype=np.float64),
+        log_peaks=np.array([item.log_peak for item in taught], dtype=np.float64),
+    )

@@ -14,6 +14,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from autotune.cost.estimate import EstimateTable, estimate_table
+from autotune.cost.framework import TORCH, Framework
 from autotune.cost.table import PlanTable
 from autotune.errors import InputError
 from autotune.search.acquisition import Choice, choose
@@ -54,6 +55,7 @@ class Search:
         history: earlier trials of the same model, cluster and workload, to learn from.
         lessons: what tunings of other models, sizes or workloads on such a cluster showed of the estimate's errors.
         runtime: whose legality rules hold.
+        framework: whose habits the estimates assume.
 
     Raises:
         InputError: no legal plan.
@@ -71,7 +73,9 @@ class Search:
         history: Sequence[Trial] = (),
         lessons: Sequence[Lesson] = (),
         runtime: Runtime = Runtime.TORCH,
+        framework: Framework = TORCH,
     ) -> None:
+        self.framework = framework
         self.model, self.cluster, self.workload = model, cluster, workload
         table = plans if isinstance(plans, PlanTable) else PlanTable.of(plans) if plans is not None else None
         if table is None:
@@ -90,12 +94,12 @@ class Search:
         self._history = len(self._told)
 
     def _most_promising(self, table: PlanTable, profile: Profile | None) -> tuple[PlanTable, EstimateTable]:
-        estimates = estimate_table(self.model, self.cluster, self.workload, table, profile)
+        estimates = estimate_table(self.model, self.cluster, self.workload, table, profile, self.framework)
         if len(table) <= MOST_CANDIDATES:
             return table, estimates
         worth = estimates.tokens_per_s_per_gpu * np.where(estimates.fits, 1.0, 0.1)
         table = table.take(np.argsort(-worth, kind="stable")[:MOST_CANDIDATES])
-        return table, estimate_table(self.model, self.cluster, self.workload, table, profile)
+        return table, estimate_table(self.model, self.cluster, self.workload, table, profile, self.framework)
 
     @property
     def observations(self) -> Sequence[Observation]:
@@ -109,22 +113,34 @@ class Search:
 
     def belief(self) -> Belief:
         """What is expected of each plan of `table` now. Plans in flight count as barred."""
+        return self._believe([Observation(plan=plan) for plan in self._asked])
+
+    def _believe(self, flying: Sequence[Observation]) -> Belief:
         request = StepRequest.model_fields
-        flying = [Observation(plan=plan) for plan in self._asked]
         return believe(
             self.table,
             self.estimates,
             [*self._told, *flying],
             lessons=self._lessons,
-            capacity_bytes=self.cluster.device.memory_bytes,
             devices=self.cluster.devices,
             setup_s=float(np.median(self._setups)) if self._setups else FIRST_SETUP_S,
             steps=request["warmup_steps"].default + request["min_steps"].default + 2,
         )
 
     def next(self) -> Choice | None:
-        """What `ask` would choose, without asking."""
-        return choose(self.belief())
+        """What `ask` would choose, without asking.
+
+        Plans in flight are taken to measure what is believed of them, so that the next trial is not spent beside
+        them (the "kriging believer" among the constant liars: Ginsbourger, Le Riche and Carraro 2010). A lie counts
+        as the best plan here, never in `belief`.
+        """
+        belief = self.belief()
+        lies = [
+            Observation(plan=plan, tokens_per_s_per_gpu=float(np.exp(belief.log_mean[row])))
+            for plan in self._asked
+            if (row := self.table.find(plan)) is not None
+        ]
+        return choose(self._believe(lies) if lies else belief)
 
     def ask(self) -> Plan | None:
         """The plan to run next; None when every plan was run. Each plan is asked once."""

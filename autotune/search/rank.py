@@ -91,7 +91,7 @@ def nearest_misses(
     limit: int = 3,
 ) -> None:
     """Raises NothingFitsError with the nearest misses if no plan of `table` is estimated to fit; needs no speeds."""
-    needs = memory_table(model, cluster, workload, table, profile).peak_memory_bytes
+    needs = memory_table(model, cluster, workload, table, profile).needed_bytes
     has = cluster.device.memory_bytes
     if not len(table) or needs.min() <= has:
         return
@@ -141,7 +141,7 @@ def _nodes_needed(
         table = legal_plans(model, larger, workload, saving, runtime)
         if not len(table):
             return False
-        needs = memory_table(model, larger, workload, table, profile).peak_memory_bytes
+        needs = memory_table(model, larger, workload, table, profile).needed_bytes
         return bool(needs.min() <= cluster.device.memory_bytes)
 
     enough = cluster.nodes * 2

@@ -1,8 +1,8 @@
-"""A Gaussian process over log(measured / estimated): what the estimate gets wrong, learned from trials.
+"""Calibration as regression: log(measured) = log(estimate(parameters)) + what plans alike share + noise.
 
-The kernel is a constant (the estimate may be wrong by one factor everywhere) plus a squared exponential over plan
-features (it may be wrong in a way that similar plans share). Rasmussen & Williams, Gaussian Processes for Machine
-Learning (2006), algorithm 2.1; amplitude and length scale by maximal marginal likelihood over a small grid.
+A Gaussian process whose kernel is that of Bayesian linear regression on the parameters' slopes (search.physics) plus a squared exponential
+over plan features. Rasmussen & Williams, Gaussian Processes for Machine Learning (2006), section 2.7 and algorithm 2.1;
+amplitude and length scale by maximal marginal likelihood over a small grid.
 """
 
 from __future__ import annotations
@@ -11,50 +11,111 @@ from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
+from scipy.linalg import solve_triangular
 
 Floats = NDArray[np.float64]
 
-OFFSET_SD = 1.0
-AMPLITUDES = (0.05, 0.1, 0.2, 0.4, 0.8)
+FACTORS = (0.4, 0.7, 1.0, 1.5, 3.0)
+"""Amplitudes that are tried, over the expected one."""
+
 LENGTHS = (0.7, 1.5, 3.0)
-PRIOR_AMPLITUDE = 0.25
+PRIOR_AMPLITUDE = 0.08
 PRIOR_LENGTH = 1.5
+OUTLIER = 3.0
+"""Residuals of more standard deviations than this count less: their noise is taken to be what explains them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Posterior:
-    """Mean and standard deviation of the log residual at n points, and the constants that were chosen."""
-
-    mean: Floats
-    sd: Floats
-    amplitude: float
-    length: float
-
-
-def posterior(points: Floats, residuals: Floats, noise_sd: Floats, at: Floats) -> Posterior:
-    """Conditions the process on observed residuals.
+class Evidence:
+    """Observed plans.
 
     Args:
-        points: [k, d] features of the observed plans; k may be 0.
-        residuals: [k] log(measured / estimated).
-        noise_sd: [k] standard deviation of each residual's measurement noise.
-        at: [n, d] features of the plans to predict.
+        points: [k, d] features.
+        slopes: [k, p] how each parameter moves the estimate.
+        residuals: [k] log(measured / estimated) with all parameters at their prior means, linearised.
+        noise_sd: [k] standard deviation of the measurement noise.
     """
-    if not len(points):
-        sd = np.full(len(at), np.hypot(OFFSET_SD, PRIOR_AMPLITUDE))
-        return Posterior(mean=np.zeros(len(at)), sd=sd, amplitude=PRIOR_AMPLITUDE, length=PRIOR_LENGTH)
-    squared = _squared_distances(points, points)
-    amplitude, length = _constants(squared, residuals, noise_sd)
-    lower = np.linalg.cholesky(_kernel(squared, amplitude, length) + np.diag(noise_sd**2 + 1e-9))
-    cross = _kernel(_squared_distances(points, at), amplitude, length)
-    half = np.linalg.solve(lower, cross)
-    mean = half.T @ np.linalg.solve(lower, residuals)
-    variance = OFFSET_SD**2 + amplitude**2 - np.einsum("kn,kn->n", half, half)
-    return Posterior(mean=mean, sd=np.sqrt(np.maximum(variance, 1e-12)), amplitude=amplitude, length=length)
+
+    points: Floats
+    slopes: Floats
+    residuals: Floats
+    noise_sd: Floats
 
 
-def _kernel(squared: Floats, amplitude: float, length: float) -> Floats:
-    return OFFSET_SD**2 + amplitude**2 * np.exp(-0.5 * squared / length**2)
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Fit:
+    """A conditioned process: parameters' mean and covariance, and what is needed to predict elsewhere."""
+
+    parameters: Floats
+    covariance: Floats
+    amplitude: float
+    length: float
+    evidence: Evidence
+    lower: Floats
+    weights: Floats
+    prior: Floats
+
+    def predict(self, points: Floats, slopes: Floats) -> tuple[Floats, Floats]:
+        """(mean of the part that plans alike share, standard deviation of the whole) at n plans.
+
+        Args:
+            points: [n, d].
+            slopes: [n, p].
+        """
+        spread = np.einsum("np,pq,nq->n", slopes, self.prior, slopes) + self.amplitude**2
+        if not len(self.weights):
+            return np.zeros(len(points)), np.sqrt(spread)
+        alike = self._alike(points)
+        cross = alike + self.evidence.slopes @ self.prior @ slopes.T
+        half = solve_triangular(self.lower, cross, lower=True, check_finite=False)
+        variance = spread - np.einsum("kn,kn->n", half, half)
+        return alike.T @ self.weights, np.sqrt(np.maximum(variance, 1e-12))
+
+    def _alike(self, points: Floats) -> Floats:
+        squared = _squared_distances(self.evidence.points, points)
+        return np.asarray(self.amplitude**2 * np.exp(squared * (-0.5 / self.length**2)), dtype=np.float64)
+
+
+def fit(evidence: Evidence, prior: Floats, amplitude: float = PRIOR_AMPLITUDE) -> Fit:
+    """Conditions the process.
+
+    Args:
+        evidence: k observed plans; k may be 0.
+        prior: [p, p] covariance of the parameters.
+        amplitude: expected spread of what plans alike share.
+    """
+    count = len(evidence.residuals)
+    if not count:
+        empty = np.zeros((0, 0))
+        return Fit(
+            parameters=np.zeros(len(prior)), covariance=prior, amplitude=amplitude, length=PRIOR_LENGTH,
+            evidence=evidence, lower=empty, weights=np.zeros(0), prior=prior,
+        )  # fmt: skip
+    squared = _squared_distances(evidence.points, evidence.points)
+    linear = evidence.slopes @ prior @ evidence.slopes.T
+    noise = _tempered(linear + amplitude**2 * np.exp(-0.5 * squared / PRIOR_LENGTH**2), evidence)
+    amplitude, length = _constants(squared, linear, evidence.residuals, noise, amplitude)
+    kernel = linear + amplitude**2 * np.exp(-0.5 * squared / length**2)
+    lower = np.asarray(np.linalg.cholesky(kernel + np.diag(noise)), dtype=np.float64)
+    white = solve_triangular(lower, evidence.residuals, lower=True)
+    weights = solve_triangular(lower.T, white, lower=False)
+    gain = solve_triangular(lower, evidence.slopes @ prior, lower=True)
+    return Fit(
+        parameters=prior @ evidence.slopes.T @ weights, covariance=prior - gain.T @ gain, amplitude=amplitude,
+        length=length, evidence=evidence, lower=lower, weights=weights, prior=prior,
+    )  # fmt: skip
+
+
+def _tempered(kernel: Floats, evidence: Evidence) -> Floats:
+    """Noise variances, raised where a residual is far from what all the others say of it (leave-one-out)."""
+    noise = evidence.noise_sd**2 + 1e-9
+    for _ in range(3):
+        inverse = np.linalg.inv(kernel + np.diag(noise))
+        variance = 1.0 / np.diag(inverse)
+        error = (inverse @ evidence.residuals) * variance
+        excess = error**2 / OUTLIER**2 - variance
+        noise = np.maximum(noise, np.where(excess > 0, noise + excess, noise))
+    return np.asarray(noise, dtype=np.float64)
 
 
 def _squared_distances(left: Floats, right: Floats) -> Floats:
@@ -62,16 +123,18 @@ def _squared_distances(left: Floats, right: Floats) -> Floats:
     return np.asarray(np.maximum(norms - 2.0 * left @ right.T, 0.0), dtype=np.float64)
 
 
-def _constants(squared: Floats, residuals: Floats, noise_sd: Floats) -> tuple[float, float]:
-    """The grid's best log marginal likelihood, with a weak log-normal prior that holds it still for few points."""
-    best, chosen = -np.inf, (PRIOR_AMPLITUDE, PRIOR_LENGTH)
-    for amplitude in AMPLITUDES:
-        for length in LENGTHS:
-            covariance = _kernel(squared, amplitude, length) + np.diag(noise_sd**2 + 1e-9)
-            lower = np.linalg.cholesky(covariance)
-            white = np.linalg.solve(lower, residuals)
+def _constants(
+    squared: Floats, linear: Floats, residuals: Floats, noise: Floats, expected: float
+) -> tuple[float, float]:
+    """The grid's best log marginal likelihood, with a log-normal prior that holds it still for few points."""
+    best, chosen = -np.inf, (expected, PRIOR_LENGTH)
+    for length in LENGTHS:
+        shape = np.exp(-0.5 * squared / length**2)
+        for amplitude in [expected * factor for factor in FACTORS]:
+            lower = np.linalg.cholesky(linear + amplitude**2 * shape + np.diag(noise))
+            white = solve_triangular(lower, residuals, lower=True)
             likelihood = -0.5 * float(white @ white) - float(np.sum(np.log(np.diag(lower))))
-            likelihood -= 0.5 * np.log(amplitude / PRIOR_AMPLITUDE) ** 2 + 0.5 * np.log(length / PRIOR_LENGTH) ** 2
+            likelihood -= 2.0 * np.log(amplitude / expected) ** 2 + np.log(length / PRIOR_LENGTH) ** 2
             if likelihood > best:
                 best, chosen = likelihood, (amplitude, length)
     return chosen

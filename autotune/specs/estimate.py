@@ -18,7 +18,7 @@ class SecondsByPart(Spec):
     """Seconds of one optimizer step on the critical path, by part; they sum to `Estimate.step_time_s`.
 
     `compute` includes recomputation; `bubble` is the pipeline's idle time; `dp_exposed` is the part of the
-    data-parallel communication that no computation hides.
+    data-parallel communication that no computation hides; `launch` is what a device waits for kernels to be launched.
     """
 
     compute: float
@@ -29,10 +29,15 @@ class SecondsByPart(Spec):
     bubble: float
     dp_exposed: float
     optimizer: float
+    launch: float = 0.0
 
 
 class BytesByPart(Spec):
-    """Peak bytes on the worst pipeline stage, by part; they sum to `Estimate.peak_memory_bytes`."""
+    """Peak bytes on the worst pipeline stage, by part; they sum to `Estimate.peak_memory_bytes`.
+
+    `gathered` are inputs of sharded matrices that a framework keeps whole between forward and backward,
+    `fragmentation` is what an allocator reserves beyond all tensors.
+    """
 
     parameters: float
     gradients: float
@@ -40,6 +45,8 @@ class BytesByPart(Spec):
     activations: float
     logits: float
     buffers: float
+    gathered: float = 0.0
+    fragmentation: float = 0.0
 
 
 class Estimate(Spec):
@@ -47,6 +54,10 @@ class Estimate(Spec):
 
     `mfu` counts model FLOPs only (causal attention at half of s²) over the device's dense peak; None where no
     peak is known. `worst_stage` is the pipeline stage (0-based) with the largest memory.
+
+    `peak_memory_bytes` is all that counts against the device's memory; `reserved_bytes` what the allocator will have
+    reserved of it, `allocated_bytes` what tensors take at most, and `p_fits` the probability that it fits.
+    `step_time_interval_s` holds the step time with 90 % probability. `framework` names the assumptions behind it all.
     """
 
     seconds: SecondsByPart
@@ -58,3 +69,8 @@ class Estimate(Spec):
     worst_stage: int
     fits: bool
     basis: Basis
+    framework: str = ""
+    step_time_interval_s: tuple[float, float] | None = None
+    reserved_bytes: float | None = None
+    allocated_bytes: float | None = None
+    p_fits: float | None = None

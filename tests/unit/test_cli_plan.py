@@ -15,8 +15,8 @@ from storage import open_store
 
 CLUSTER = "a100-80gb-sxm:2x8"
 REQUEST = ("--model", "llama2-7b", "--cluster", CLUSTER, "--seq-len", "4096", "--global-batch", "128")
-SECONDS = {"compute", "tp", "ep", "cp", "pp_p2p", "bubble", "dp_exposed", "optimizer"}
-BYTES = {"parameters", "gradients", "optimizer", "activations", "logits", "buffers"}
+SECONDS = {"compute", "tp", "ep", "cp", "pp_p2p", "bubble", "dp_exposed", "optimizer", "launch"}
+BYTES = {"parameters", "gradients", "optimizer", "activations", "logits", "buffers", "gathered", "fragmentation"}
 
 
 def text_of(plan: dict[str, object]) -> str:

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from autotune.catalog import cluster_from_shorthand, model
 from autotune.cost.calibrate import fit_compute, fit_links, fit_profile
 from autotune.cost.estimate import estimate
+from autotune.cost.gemm import PLAIN, Gemm, gemm_of
 from autotune.cost.network import ring_steps, ring_traffic
 from autotune.cost.work import reading_work
 from autotune.errors import InputError
@@ -60,6 +61,7 @@ def layer(
     micro_batch: int,
     recompute: Recompute,
     noise: float = 1.0,
+    gemm: Gemm = PLAIN,
 ) -> LayerReading:
     """A reading as the formulas make it under `fit`, times `noise`."""
     blank = {
@@ -71,7 +73,7 @@ def layer(
     reading = LayerReading(**blank)
     seconds = [
         noise * (work.kernels * fit.launch_s + work.flops / fit.flops_per_s + work.bytes / (fit.bytes_per_s or np.inf))
-        for work, _ in reading_work(spec, WORK, reading)
+        for work, _ in reading_work(spec, WORK, reading, gemm)
     ]
     names = ("forward_calc_s", "backward_calc_s")
     return reading.model_copy(update=dict(zip(names, seconds, strict=False)))
@@ -185,7 +187,7 @@ def test_an_estimate_is_the_sum_of_the_readings_that_its_profile_would_give(reco
     plan = Plan(tp=tp, dp=8 // tp, micro_batch=2, recompute=recompute, sequence_parallel=tp > 1)
 
     def seconds(part: LayerPart) -> float:
-        reading = layer(GPT, made, part, tp, 2, recompute)
+        reading = layer(GPT, made, part, tp, 2, recompute, gemm=gemm_of(CLUSTER.device))
         return reading.forward_calc_s + reading.backward_calc_s
 
     # An embedding is read as one figure, which `layer` leaves in the forward pass.

@@ -8,6 +8,7 @@ import pytest
 from autotune.catalog import cluster_from_shorthand, model
 from autotune.cost.estimate import EstimateTable, estimate, estimate_table
 from autotune.cost.flops import model_flops_per_token
+from autotune.cost.speeds import needed_bytes
 from autotune.cost.table import COLUMNS, PlanTable
 from autotune.errors import IllegalPlanError, MissingMeasurementError
 from autotune.search.space import legal_plans
@@ -57,7 +58,9 @@ def test_parts_sum_to_the_whole_exactly(table: PlanTable, estimates: EstimateTab
         row = estimates.row(i)
         assert sum(row.seconds.to_data().values()) == row.step_time_s
         assert sum(row.bytes.to_data().values()) == row.peak_memory_bytes
-        assert row.fits == (row.peak_memory_bytes <= CLUSTER.device.memory_bytes)
+        assert row.fits == (
+            needed_bytes(row.peak_memory_bytes, estimates.overhead_bytes) <= CLUSTER.device.memory_bytes
+        )
 
 
 def test_no_part_is_negative(estimates: EstimateTable) -> None:
@@ -105,10 +108,10 @@ def test_bubble_is_p_minus_one_over_m_of_ideal_and_interleaving_divides_it(m: in
 
     def share(plan: Plan) -> float:
         seconds = estimate(flat, cluster, workload, plan).seconds
-        return seconds.bubble / (seconds.compute + seconds.tp)
+        return seconds.bubble / (seconds.compute + seconds.tp + seconds.launch)
 
     plain = share(Plan(pp=4, dp=4))
-    assert plain == pytest.approx(3 / m, rel=2e-3)
+    assert plain == pytest.approx(3 / m, rel=1e-2)
     assert share(Plan(pp=4, dp=4, schedule=Schedule.GPIPE)) == plain
     assert share(Plan(pp=4, dp=4, vpp=4, schedule=Schedule.INTERLEAVED)) == pytest.approx(plain / 4)
 

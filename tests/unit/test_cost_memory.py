@@ -13,6 +13,7 @@ from autotune.cost.memory import MemoryModel, optimizer_bytes
 from autotune.cost.parameters import total_parameters
 from autotune.cost.pipeline import StageSlots, chunk_layers, in_flight, stage_slots, stages
 from autotune.cost.rows import pieces
+from autotune.cost.shapes import Shapes
 from autotune.cost.table import SCHEDULES, PlanTable
 from autotune.specs import BytesByPart, DType, ModelSpec, Optimizer, Plan, Recompute, Schedule, Workload
 
@@ -187,7 +188,7 @@ def test_worst_stage_is_the_worst_of_all_stages(name: str, schedule: Schedule) -
         every = StageSlots(
             *(np.array([[float(x)] for x in column]) for column in zip(*(_facts(s) for s in held), strict=True))
         )
-        _, rows = next(pieces(table, layouts, workload))
+        _, rows = next(pieces(table, layouts, Shapes.of(table, layouts, workload), workload))
         parts, stage = MemoryModel(spec, workload, layouts, stage_slots(spec, layouts)).peak(rows)
         full_parts, full_stage = MemoryModel(spec, workload, layouts, every).peak(rows)
         assert sum(parts.values()) == pytest.approx(sum(full_parts.values()))

@@ -51,20 +51,20 @@ def test_a_model_that_fits_nowhere_says_what_would_make_it_fit() -> None:
         rank(spec, cluster, WORK)
     misses = caught.value.misses
     table = legal_plans(spec, cluster, WORK)
-    needs = memory_table(spec, cluster, WORK, table).peak_memory_bytes
+    needs = memory_table(spec, cluster, WORK, table).needed_bytes
     assert misses[0]["needs_bytes"] == needs.min()
     assert misses[0]["missing_bytes"] == needs.min() - cluster.device.memory_bytes
     assert misses[0]["has_bytes"] == cluster.device.memory_bytes
-    assert "2 nodes of 8" in str(misses[0]["would_fit_if"])
-    # What it says is true: twice the nodes fit.
-    assert rank(spec, cluster_from_shorthand("a100-80gb-sxm:2x8"), WORK).fitting > 0
+    assert "3 nodes of 8" in str(misses[0]["would_fit_if"])
+    # What it says is true: so many nodes fit.
+    assert rank(spec, cluster_from_shorthand("a100-80gb-sxm:3x8"), Workload(seq_len=2048, global_batch=48)).fitting > 0
 
 
 def test_misses_on_one_node_without_a_link_between_nodes() -> None:
     spec, cluster = model("llama3-70b"), cluster_from_shorthand("a100-80gb-sxm:1x8")
     alone = cluster.model_copy(update={"inter": None})
     table = legal_plans(spec, alone, WORK, runtime=Runtime.TORCH)
-    with pytest.raises(NothingFitsError, match="2 nodes"):
+    with pytest.raises(NothingFitsError, match="3 nodes"):
         nearest_misses(spec, alone, WORK, table, runtime=Runtime.TORCH)
 
 

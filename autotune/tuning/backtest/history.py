@@ -7,6 +7,8 @@ from collections.abc import Iterable, Sequence
 import numpy as np
 
 from autotune.search.belief import LESSON_NOISE, Lesson
+from autotune.search.peaks import term_shares
+from autotune.search.physics import PARAMETERS, behaviour
 from autotune.specs import ClusterSpec, Plan
 from autotune.tuning.backtest.groups import Group
 from autotune.tuning.backtest.replay import Replay
@@ -33,16 +35,20 @@ def teachers(group: Group, groups: Sequence[Group], train_gpus: int | None) -> l
 def lessons_of(group: Group) -> list[Lesson]:
     """A group's outcomes against its own estimates, which know its collective readings only."""
     estimates = Replay(group).search(taught=False).estimates
+    slopes = behaviour(estimates, np.zeros(len(PARAMETERS))).slopes
+    shares = term_shares(estimates)
     found = []
     for i, item in enumerate(group.outcomes):
-        peak, estimated = item.reserved_bytes, float(estimates.peak_memory_bytes[i])
+        peak, estimated = item.reserved_bytes, float(estimates.reserved_bytes[i])
         if item.status is RunStatus.OOM:
-            peak = max(estimated, float(group.cluster.device.memory_bytes))
+            peak = max(estimated, estimates.capacity_bytes)
         speed = item.tokens_per_s_per_gpu / float(estimates.tokens_per_s_per_gpu[i])
         found.append(
             Lesson(
                 plan=item.plan,
                 log_speed=float(np.log(speed)) if item.ok else None,
+                slopes=tuple(slopes[i].tolist()),
+                shares=tuple(shares[i].tolist()),
                 log_peak=float(np.log(peak / estimated)) if peak and (item.ok or peak > estimated) else None,
             )
         )
@@ -64,6 +70,8 @@ def _mean(plan: Plan, items: Sequence[Lesson]) -> Lesson:
     return Lesson(
         plan=plan,
         log_speed=float(np.mean(speeds)) if speeds else None,
+        slopes=tuple(np.mean([item.slopes for item in items], axis=0).tolist()),
+        shares=tuple(np.mean([item.shares for item in items], axis=0).tolist()),
         log_peak=float(np.mean(peaks)) if peaks else None,
         noise=float(np.hypot(LESSON_NOISE, spread)),
     )

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from autotune.cost.calibrate import fit_profile
+from autotune.cost.framework import framework_of
 from autotune.cost.table import PlanTable
 from autotune.search.alternatives import SamplerName, alternative
 from autotune.search.belief import Lesson
@@ -99,6 +100,7 @@ class Replay:
             plans=self._table,
             profile=self._profile,
             lessons=self._lessons if taught else (),
+            framework=framework_of(group.source),
         )
 
     def _ways(self, sampler: SamplerName, seed: int) -> tuple[Ask, Tell]:

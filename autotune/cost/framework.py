@@ -1,0 +1,127 @@
+"""Framework: what the training framework decides beside the plan. Assumptions, each with where its value comes from.
+
+A user's own cluster gets the prior of the framework that will run the plan; its name is on every estimate. All
+constants were chosen on published runs as docs/calibration.md describes, and all of them are priors: trials correct
+the ones that matter (search.physics).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+MIB = 2**20
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Framework:
+    """One framework's habits.
+
+    Args:
+        name: shown with every estimate.
+        kernel_s: host seconds of one counted operation (`work.layer_kernels`): Python, autograd and dispatch.
+        collective_s: host seconds of one collective beyond that.
+        message_s: host seconds of a pipeline's send and receive of one micro-batch, each way.
+        traffic: bytes that a layer's small kernels move, over the count of `work.layer_work` (which is for fused ones).
+        fused_attention: no s x s scores in memory.
+        accumulates: gradients of each micro-batch are added to an accumulator of `grad_dtype` by a kernel of its own.
+        splits_by_cost: pipeline stages are cut at equal shares of the matrix parameters, the head's included; else by
+            layers.
+        bucket_bytes: stored gradients that one collective of ZeRO-0 reduces; 0 for one collective a layer.
+        overlap: share of data-parallel communication that may hide under the last backward, ZeRO-0.
+        overlap_sharded: the same with sharded state.
+        tp_exposed: share of tensor-parallel communication that no computation hides.
+        sharded_penalty: time a byte of gathering and scattering across nodes, over that of an all-reduce's half.
+        node_step_s: latency of gathering and scattering a node beyond the first; 0 for that of the network.
+        rank_step_s: the same a rank.
+        gathers_again: backward gathers the inputs of a sharded matrix once more.
+        device_gap_s: device seconds between two kernels.
+        gradient_copy: gradients of the compute dtype stay beside accumulated ones of `grad_dtype`.
+        gathered_copy: with several replicas parameters of the compute dtype stay beside fp32 masters, in fp32 too.
+        gathers_kept: share of the gathered inputs of sharded matrices that stay in memory although they are not needed,
+            while the host is far ahead: they were made on another stream, whose memory the allocator frees late.
+        logit_scale: measured over counted bytes of logits and loss.
+        optimizer_scale: measured over counted bytes of optimizer state.
+        fragmentation: reserved beyond allocated activations on a GPU, for each doubling of the micro-batches in flight.
+        optimizer_passes: memory traffic of an optimizer step over the least (one fused kernel).
+    """
+
+    name: str
+    kernel_s: float = 72e-6
+    collective_s: float = 50e-6
+    message_s: float = 0.3e-3
+    traffic: float = 1.5
+    fused_attention: bool = True
+    accumulates: bool = False
+    splits_by_cost: bool = False
+    bucket_bytes: float = 0.0
+    overlap: float = 0.5
+    overlap_sharded: float = 0.5
+    tp_exposed: float = 1.0
+    sharded_penalty: float = 1.0
+    node_step_s: float = 0.0
+    rank_step_s: float = 0.0
+    optimizer_passes: float = 1.0
+    device_gap_s: float = 2e-6
+    gathers_again: bool = False
+    gradient_copy: bool = False
+    gathered_copy: bool = False
+    gathers_kept: float = 0.0
+    logit_scale: float = 1.0
+    optimizer_scale: float = 1.0
+    fragmentation: float = 0.1
+
+
+TORCH = Framework(name="torch", kernel_s=60e-6, gathered_copy=True)
+"""Our own step probe, and the default: eager PyTorch with its parallel building blocks."""
+
+MEGATRON = Framework(name="megatron", kernel_s=40e-6, traffic=1.0, accumulates=True)
+"""Megatron-LM of today: fused attention and small kernels, gradients added in fp32."""
+
+MEGATRON_2021 = Framework(
+    name="megatron-2021", kernel_s=70e-6, collective_s=20e-6, message_s=0.45e-3, traffic=0.8, fused_attention=False,
+    optimizer_passes=0.8, device_gap_s=3e-6,
+)  # fmt: skip
+"""Megatron-LM of 2021-22 and Megatron-DeepSpeed: scores in memory, fused softmax."""
+
+NANOTRON = Framework(
+    name="nanotron", kernel_s=56e-6, collective_s=75e-6, message_s=0.12e-3, traffic=1.15, accumulates=True,
+    splits_by_cost=True, bucket_bytes=25e6, sharded_penalty=1.8, node_step_s=37e-6, rank_step_s=33e-6,
+    optimizer_passes=1.5, overlap=0.4, overlap_sharded=0.0, gathers_again=True, gradient_copy=True, gathers_kept=1.0,
+    logit_scale=1.25, optimizer_scale=1.15, fragmentation=0.22,
+)  # fmt: skip
+"""nanotron of 2024-25: parameters in bf16, gradients added to fp32 by a hook, buckets of DistributedDataParallel."""
+
+FSDP = Framework(name="fsdp", kernel_s=57e-6, traffic=2.0, overlap=0.9, overlap_sharded=0.9)
+"""Fully sharded data parallelism with prefetch, as llm-foundry, torchtitan and fms-fsdp run it."""
+
+FRAMEWORKS = {item.name: item for item in (TORCH, MEGATRON, MEGATRON_2021, NANOTRON, FSDP)}
+
+_SOURCES = {
+    "hf_ultrascale": NANOTRON,
+    "hf_playbook_figs": NANOTRON,
+    "vtrain_single": MEGATRON_2021,
+    "vtrain_multi": MEGATRON_2021,
+    "megatron_sc21": MEGATRON_2021,
+    "korthikanti22": MEGATRON_2021,
+    "bigscience_a100": MEGATRON_2021,
+    "zero_bubble": MEGATRON_2021,
+    "libai": MEGATRON_2021,
+    "llm_foundry": FSDP,
+    "torchtitan": FSDP,
+    "fms_fsdp": FSDP,
+    "colossalai": FSDP,
+    "lucie_4k": MEGATRON,
+    "lucie_2k": MEGATRON,
+    "megatron_ci": MEGATRON,
+    "megatron_bridge": MEGATRON,
+    "nemo_docs": MEGATRON,
+    "nemo_launcher": MEGATRON,
+    "nemo_longseq": MEGATRON,
+    "simumax_b200": MEGATRON,
+}
+"""Which framework made the runs of a published source."""
+
+
+def framework_of(source: str) -> Framework:
+    """The framework behind a source of published runs, or the one of that name; TORCH for everything else."""
+    return _SOURCES.get(source) or FRAMEWORKS.get(source, TORCH)

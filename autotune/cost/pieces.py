@@ -1,0 +1,213 @@
+"""Seconds of one micro-batch's forward + backward in each piece of the model: a layer of each kind and the two ends."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from autotune.cost.framework import Framework
+from autotune.cost.matmuls import EXPERT_LOAD_FACTOR, layer_products, product_flops
+from autotune.cost.network import Network
+from autotune.cost.parameters import layer_counts
+from autotune.cost.shapes import Shapes
+from autotune.cost.speeds import Speeds
+from autotune.cost.table import NO_RECOMPUTE, FloatColumn
+from autotune.cost.work import (
+    CORE_PASSES,
+    MATMUL_PASSES,
+    embedding_work,
+    head_products,
+    head_work,
+    layer_work,
+    stored_bytes,
+)
+from autotune.specs import CollectiveOp, ModelSpec, Workload
+
+CP_OVERLAP = 0.5
+"""Assumption: at most this share of the ring exchange hides under the attention core."""
+
+# Collectives a layer and micro-batch by recompute code: two forward and two backward, forward's paid again by full.
+PAIRS = np.array([4.0, 4.0, 6.0])
+# Ring exchanges in units of the forward one (keys and values; backward also moves their gradients).
+RINGS = np.array([3.0, 4.0, 4.0])
+
+SCORE_PASSES = 11.0
+"""Passes over the s x s scores that attention in parts makes forward and backward: scale, mask, softmax and dropout
+write and read each of them in 16 bits (Korthikanti et al. 2022, section 4.1, lists the tensors)."""
+
+SHARPNESS = 4.0
+"""How abruptly the slower of host and device takes over: the norm that joins them (infinity: the maximum)."""
+
+
+AHEAD, AHEAD_POWER = 1.4, 2.3
+"""Where and how abruptly a host gets ahead of its device (nanotron sweep: what memory of gathered inputs stays)."""
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class Piece:
+    """Seconds by shape. `host` is what launching takes; it runs beside the others on a GPU, before them on a CPU."""
+
+    compute: FloatColumn
+    tp: FloatColumn
+    cp: FloatColumn
+    ep: FloatColumn
+    host: FloatColumn
+    total: FloatColumn
+
+
+def joined(device_s: FloatColumn, host_s: FloatColumn, *, queued: bool) -> FloatColumn:
+    """Seconds of a queue that the host fills and the device works off."""
+    if not queued:
+        return device_s + host_s
+    low, high = np.minimum(device_s, host_s), np.maximum(device_s, host_s)
+    ratio = (low / np.maximum(high, 1e-30)) ** 2
+    seconds: FloatColumn = high * np.sqrt(np.sqrt(1.0 + ratio * ratio))
+    return seconds
+
+
+def runs_ahead(layer: Piece) -> FloatColumn:
+    """How far the host is ahead of the device in a layer, 0 to 1 by shape: one half where the device takes AHEAD times
+    as long as the host."""
+    ratio = ((layer.compute + layer.tp) / np.maximum(layer.host, 1e-12) / AHEAD) ** AHEAD_POWER
+    ahead: FloatColumn = ratio / (1.0 + ratio)
+    return ahead
+
+
+class PieceModel:
+    """The pieces of one model on one cluster, for the shapes of one table."""
+
+    def __init__(
+        self,
+        model: ModelSpec,
+        workload: Workload,
+        shapes: Shapes,
+        network: Network,
+        speeds: Speeds,
+        framework: Framework,
+    ) -> None:
+        self._model, self._workload, self._shapes = model, workload, shapes
+        self._speeds, self._framework, self._network = speeds, framework, network
+        one = np.ones(len(shapes))
+        self._all_reduce = network.columns(CollectiveOp.ALL_REDUCE, shapes.tp, one)
+        gather = network.columns(CollectiveOp.ALL_GATHER, shapes.tp, one)
+        scatter = network.columns(CollectiveOp.REDUCE_SCATTER, shapes.tp, one)
+        self._gather_scatter = (gather[0] + scatter[0], gather[1] + scatter[1])
+        self._ring = network.columns(CollectiveOp.SEND_RECV, shapes.cp, shapes.tp)
+        self._exchange = network.columns(CollectiveOp.ALL_TO_ALL, shapes.ep, shapes.tp)
+
+    def all(self) -> list[Piece]:
+        """A layer of each kind that the model has, the embedding and the head."""
+        dense, moe = layer_counts(self._model)
+        layers = ([self.layer(moe=False)] if dense else []) + ([self.layer(moe=True)] if moe else [])
+        return [*layers, self.embedding(), self.head()]
+
+    def layer(self, *, moe: bool) -> Piece:
+        """One layer."""
+        work, shapes, speeds = layer_work(self._model, self._workload, moe=moe), self._shapes, self._speeds
+        passes, tokens = MATMUL_PASSES[shapes.recompute], shapes.tokens
+        flops = product_flops(
+            self._model, layer_products(self._model, moe=moe), tokens, shapes.tp, shapes.ep, speeds.gemm
+        )
+        matmul = (flops.forward * (passes - 2.0) + flops.backward) * speeds.s_per_flop
+        core = self._core(work.core_flops)
+        moved = tokens * (work.sharded_bytes / shapes.tp + work.whole_bytes / shapes.spread) * speeds.traffic
+        weights = (
+            work.sharded_weight_bytes / shapes.tp
+            + work.expert_weight_bytes / (shapes.tp * shapes.ep)
+            + work.whole_weight_bytes
+        )
+        memory = (passes * (moved + weights) + self._accumulation(weights)) * speeds.s_per_byte
+        compute = matmul + core + memory + passes * work.kernels * speeds.gap_s
+        pairs = PAIRS[shapes.recompute]
+        tp = pairs * self._tp_collective()
+        ep = pairs * self._expert_exchange() if moe else np.zeros(len(shapes))
+        host = passes * work.kernels * speeds.launch_s + self._collectives_host(pairs)
+        return self._piece(compute, tp, self._ring_exposed(core), ep, host)
+
+    def embedding(self) -> Piece:
+        """The embedding."""
+        shapes, nothing = self._shapes, np.zeros(len(self._shapes))
+        traffic, kernels = embedding_work(self._model, self._workload, shapes.tokens, shapes.tp)
+        compute = traffic * self._speeds.s_per_byte + kernels * self._speeds.gap_s
+        host = kernels * self._speeds.launch_s + nothing
+        return self._piece(compute, self._tp_collective(), nothing, nothing, host)
+
+    def head(self) -> Piece:
+        """Final norm, output matrix and loss; tp ranks exchange the loss's maxima, sums and targets in fp32."""
+        shapes, nothing, speeds = self._shapes, np.zeros(len(self._shapes)), self._speeds
+        traffic, kernels = head_work(self._model, self._workload, shapes.tokens, shapes.tp)
+        flops = product_flops(self._model, head_products(self._model), shapes.tokens, shapes.tp, shapes.ep, speeds.gemm)
+        weights = stored_bytes(self._workload.dtype) * self._model.vocab * self._model.hidden / shapes.tp
+        compute = (flops.forward + flops.backward) * speeds.s_per_flop + 3.0 * kernels * speeds.gap_s
+        compute = compute + (3.0 * traffic + self._accumulation(weights)) * speeds.s_per_byte
+        loss = 3.0 * self._all_reduce[0] + shapes.tokens * 12.0 * self._all_reduce[1]
+        host = 3.0 * kernels * speeds.launch_s + nothing
+        return self._piece(compute, self._tp_collective() + loss, nothing, nothing, host)
+
+    def _piece(
+        self, compute: FloatColumn, tp: FloatColumn, cp: FloatColumn, ep: FloatColumn, host: FloatColumn
+    ) -> Piece:
+        total = joined(compute + tp + cp + ep, host, queued=self._speeds.queued)
+        return Piece(compute, tp, cp, ep, host, total)
+
+    def _core(self, flops_per_token: float) -> FloatColumn:
+        """The attention core: a fused kernel, or full scores in memory (twice the FLOPs, and their traffic)."""
+        shapes, speeds = self._shapes, self._speeds
+        flops = shapes.tokens * flops_per_token / shapes.tp * speeds.s_per_flop
+        if self._framework.fused_attention:
+            return (
+                CORE_PASSES[shapes.recompute]
+                * flops
+                * (speeds.gemm.best * speeds.gemm.sustained / speeds.gemm.attention)
+            )
+        again = np.where(shapes.recompute == NO_RECOMPUTE, 1.0, 4.0 / 3.0)
+        scores = shapes.tokens * (self._workload.seq_len * self._model.heads) / shapes.tp
+        size = stored_bytes(self._workload.dtype)
+        core: FloatColumn = again * (3.0 * 2.0 * flops + 2.0 * SCORE_PASSES * size * scores * speeds.s_per_byte)
+        return core
+
+    def _accumulation(self, weight_bytes: FloatColumn) -> FloatColumn:
+        """Bytes of adding a micro-batch's gradient to the accumulator: it reads both, writes one, and clears."""
+        if not self._framework.accumulates:
+            return np.zeros(1)
+        size = stored_bytes(self._workload.dtype)
+        return weight_bytes / size * (2.0 * size + 2.0 * self._workload.grad_dtype.size_bytes)
+
+    def _collectives_host(self, pairs: FloatColumn) -> FloatColumn:
+        """Host seconds of a layer's tensor-parallel collectives; nothing where fitted collectives have them."""
+        shapes = self._shapes
+        if not self._speeds.queued:
+            return np.zeros(len(shapes))
+        count = np.where(shapes.sequence_parallel, 2.0 * pairs + 2.0 * self._framework.gathers_again, pairs)
+        each = self._framework.collective_s + shapes.tp * self._network.host_delay_s
+        return np.where(shapes.tp > 1, count * each, 0.0)
+
+    def _tp_collective(self) -> FloatColumn:
+        """An all-reduce of one micro-batch's hidden states; with sequence parallelism all-gather + reduce-scatter."""
+        shapes = self._shapes
+        size = shapes.tokens * (stored_bytes(self._workload.dtype) * self._model.hidden)
+        sp = shapes.sequence_parallel
+        again = 1.0 + 0.25 * self._framework.gathers_again
+        alpha = np.where(sp, again * self._gather_scatter[0], self._all_reduce[0])
+        whole = alpha + size * np.where(sp, again * self._gather_scatter[1], self._all_reduce[1])
+        return whole * self._framework.tp_exposed
+
+    def _ring_exposed(self, core_s: FloatColumn) -> FloatColumn:
+        """Exchange of keys and values around the context-parallel ring, less what the attention core hides.
+
+        Liu et al. 2023 (arXiv:2310.01889): c-1 steps, each of the block's keys and values.
+        """
+        latent, shapes = self._model.latent_attention, self._shapes
+        width = 2 * self._model.kv_heads * self._model.head_dim
+        if latent is not None:
+            width = self._model.heads * (latent.qk_nope_head_dim + latent.qk_rope_head_dim + latent.v_head_dim)
+        block = shapes.tokens * (stored_bytes(self._workload.dtype) * width) / shapes.tp
+        once = (shapes.cp - 1.0) * (self._ring[0] + block * self._ring[1])
+        total = RINGS[shapes.recompute] * once
+        return total - np.minimum(CP_OVERLAP * total, core_s)
+
+    def _expert_exchange(self) -> FloatColumn:
+        """One all-to-all of the routed copies of a micro-batch's hidden states; the hottest expert sets the pace."""
+        size = stored_bytes(self._workload.dtype) * self._model.hidden * self._model.top_k * EXPERT_LOAD_FACTOR
+        return self._exchange[0] + self._shapes.tokens / self._shapes.spread * size * self._exchange[1]

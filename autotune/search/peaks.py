@@ -1,0 +1,99 @@
+"""Memory learned from trials: how far the predicted peak is off, by what it is made of, and whether a plan fits."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy.special import ndtr
+
+from autotune.cost.estimate import EstimateTable
+from autotune.search.residual import Evidence, Fit, fit
+
+Floats = NDArray[np.float64]
+
+PRIOR_SD = {"all": 0.06, "activations": 0.12, "gathered": 0.4, "fragmentation": 0.4, "optimizer": 0.1}
+"""Standard deviation of ln(measured / predicted) of each term before anything was measured."""
+
+AMPLITUDE = 0.06
+"""Spread of what similar plans share beyond that."""
+
+PEAK_NOISE = 0.03
+OOM_NOISE = 0.05
+CAPACITY_SD = 0.02
+"""How sharply a device's usable memory is known (ln)."""
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class Peaks:
+    """Expected reserved bytes and the probability that they fit, [n]."""
+
+    reserved_bytes: Floats
+    p_fits: Floats
+
+
+def term_shares(estimates: EstimateTable) -> Floats:
+    """What each parameter's term is of the predicted reserved bytes, [n, parameters]."""
+    parts, reserved = estimates.bytes, np.maximum(estimates.reserved_bytes, 1.0)
+    columns = [reserved, parts.activations + parts.logits, parts.gathered, parts.fragmentation, parts.optimizer]
+    return np.stack(columns, axis=1) / reserved[:, None]
+
+
+def peaks(
+    points: Floats,
+    estimates: EstimateTable,
+    *,
+    measured: Sequence[tuple[int, float]],
+    out_of_memory: Sequence[int],
+    elsewhere: Floats,
+    shares: Floats,
+    log_peaks: Floats,
+) -> Peaks:
+    """Joins predicted peaks with measured ones.
+
+    A real OOM tells only that the peak lay above what the device can hold: it enters as just above it, where the
+    measured peaks alone would have placed it lower.
+
+    Args:
+        points: [n, d] features of the plans.
+        estimates: of the plans.
+        measured: (row, bytes reserved).
+        out_of_memory: rows.
+        elsewhere: [l, d] features of plans of other tunings.
+        shares: [l, parameters] their terms.
+        log_peaks: [l] ln(measured / predicted) of their peaks.
+    """
+    predicted, slopes = np.log(np.maximum(estimates.reserved_bytes, 1.0)), term_shares(estimates)
+    shares = shares.reshape(-1, slopes.shape[1])
+    limit = float(np.log(estimates.capacity_bytes))
+    rows = np.array([i for i, _ in measured], dtype=np.intp)
+    residuals = np.log(np.array([found for _, found in measured], dtype=np.float64)) - predicted[rows]
+
+    def conditioned(rows: NDArray[np.intp], residuals: Floats, noise: Sequence[float]) -> Fit:
+        evidence = Evidence(
+            points=np.concatenate([points[rows], elsewhere]),
+            slopes=np.concatenate([slopes[rows], shares]),
+            residuals=np.concatenate([residuals, log_peaks]),
+            noise_sd=np.array([*noise, *[LESSON_NOISE] * len(log_peaks)], dtype=np.float64),
+        )
+        return fit(evidence, np.diag(np.array(list(PRIOR_SD.values())) ** 2), AMPLITUDE)
+
+    noise = [PEAK_NOISE] * len(rows)
+    found = conditioned(rows, residuals, noise)
+    if out_of_memory:
+        failed = np.array(out_of_memory, dtype=np.intp)
+        mean = predicted[failed] + slopes[failed] @ found.parameters + found.predict(points[failed], slopes[failed])[0]
+        failed = failed[mean < limit + OOM_NOISE]
+        rows = np.concatenate([rows, failed])
+        residuals = np.concatenate([residuals, limit + OOM_NOISE - predicted[failed]])
+        found = conditioned(rows, residuals, noise + [OOM_NOISE] * len(failed))
+    alike, sd = found.predict(points, slopes)
+    mean = predicted + slopes @ found.parameters + alike
+    p_fits = ndtr((limit - mean) / np.hypot(sd, CAPACITY_SD))
+    return Peaks(np.exp(mean), np.asarray(p_fits, dtype=np.float64))
+
+
+LESSON_NOISE = 0.1
+"""A lesson's peak as evidence for this tuning."""

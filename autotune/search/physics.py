@@ -1,0 +1,85 @@
+"""What trials say of a cluster: corrections of the physical parameters behind every estimate, each with its uncertainty.
+
+A parameter is ln(true / assumed) of one thing that can be faster or slower than assumed (TERMS); it multiplies one term
+of the step time. Priors are normal around zero with the spread that the assumptions showed between published sources
+(docs/calibration.md). What no trial exercises keeps its prior.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from autotune.cost.estimate import EstimateTable
+from autotune.cost.pieces import joined
+
+Floats = NDArray[np.float64]
+
+PRIOR_SD = {
+    "all": 0.3,
+    "compute": 0.08,
+    "exchange": 0.25,
+    "host": 0.35,
+    "messages": 0.4,
+    "gradients": 0.35,
+    "optimizer": 0.4,
+}
+"""Standard deviation of each parameter before anything was measured."""
+
+PARAMETERS = tuple(PRIOR_SD)
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class Behaviour:
+    """Log step time and its slopes at n plans.
+
+    Args:
+        log_time: [n] ln seconds.
+        slopes: [n, parameters] derivative by each parameter.
+    """
+
+    log_time: Floats
+    slopes: Floats
+
+
+def prior_covariance() -> Floats:
+    """Of the parameters, [parameters, parameters]."""
+    return np.diag(np.array(list(PRIOR_SD.values())) ** 2)
+
+
+def behaviour(estimates: EstimateTable, parameters: Floats, rows: NDArray[np.intp] | None = None) -> Behaviour:
+    """The step time under corrected parameters.
+
+    step = all * (joined(compute + exchange, host) + messages + gradients - hidden + optimizer), where hidden is the
+    least of what may be hidden and the computation beside it (cost.time.Terms).
+
+    Args:
+        estimates: of a table.
+        parameters: [parameters], zeros for the estimates themselves.
+        rows: of the table; all of them by default.
+    """
+    where = slice(None) if rows is None else rows
+    whole, compute_f, exchange_f, host_f, messages_f, gradients_f, optimizer_f = np.exp(parameters)
+    terms = estimates.terms
+    compute, exchange = terms.compute[where] * compute_f, terms.exchange[where] * exchange_f
+    device, host = compute + exchange, terms.host[where] * host_f
+    paced = joined(device, host, queued=estimates.queued)
+    by_device = (device / paced) ** 3 if estimates.queued else 1.0
+    by_host = (host / paced) ** 3 if estimates.queued else 1.0
+    messages = terms.messages[where] * messages_f
+    hideable, beside = terms.hideable[where] * gradients_f, terms.beside[where] * compute_f
+    gradients, limited = terms.gradients[where] * gradients_f, beside < hideable
+    optimizer = terms.optimizer[where] * optimizer_f
+    step = paced + messages + gradients - np.minimum(hideable, beside) + optimizer
+    parts = [
+        step,
+        by_device * compute - np.where(limited, beside, 0.0),
+        by_device * exchange,
+        by_host * host,
+        messages,
+        gradients - np.where(limited, 0.0, hideable),
+        optimizer,
+    ]
+    return Behaviour(np.log(whole * step), np.stack(parts, axis=1) / step[:, None])
