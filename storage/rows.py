@@ -20,6 +20,7 @@ from autotune.specs import (
     Profile,
     RankReading,
     Recompute,
+    SamplerName,
     Space,
     StepReading,
     Trial,
@@ -66,6 +67,7 @@ def tuning_row(tuning: Tuning) -> TuningRow:
         budget_json=tuning.budget.to_json(),
         seed=tuning.seed,
         cold=tuning.cold,
+        sampler=tuning.sampler.value,
         created_at=tuning.created_at,
         gpu_s_spent=tuning.gpu_s_spent,
         **tuning_progress(tuning),
@@ -93,6 +95,7 @@ def tuning_of(row: TuningRow) -> Tuning:
         workload=Workload.from_json(row.workload_json),
         space=Space.from_json(row.space_json),
         budget=Budget.from_json(row.budget_json),
+        sampler=SamplerName(row.sampler),
         state=TuningState(row.state),
     )
 

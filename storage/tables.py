@@ -79,6 +79,7 @@ class TuningRow(Base):
     budget_json: Mapped[str]
     seed: Mapped[int]
     cold: Mapped[bool]
+    sampler: Mapped[Key]
     state: Mapped[Key]
     message: Mapped[Free]
     stop_reason: Mapped[Free]

@@ -32,6 +32,7 @@ from autotune.specs import (
     Profile,
     RankReading,
     Recompute,
+    SamplerName,
     SecondsByPart,
     Space,
     StepReading,
@@ -154,7 +155,8 @@ def tuning(tuning_id: str = "tuning-1", **changes: object) -> Tuning:
     """A new tuning of MODEL on CLUSTER."""
     new = Tuning(
         id=tuning_id, model=MODEL, cluster=CLUSTER, workload=WORKLOAD, space=Space(tp=(1, 2)),
-        budget=Budget(gpu_s=600.0, max_trials=12), seed=7, owner="me", created_at=MOMENT, updated_at=MOMENT,
+        budget=Budget(gpu_s=600.0, max_trials=12), seed=7, sampler=SamplerName.TPE, owner="me",
+        created_at=MOMENT, updated_at=MOMENT,
     )  # fmt: skip
     return new.model_copy(update=changes)
 

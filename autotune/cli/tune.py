@@ -11,7 +11,7 @@ from autotune.cli import options, output
 from autotune.errors import InputError
 
 if TYPE_CHECKING:
-    from autotune.specs import Tuning
+    from autotune.specs import SamplerName, Tuning
     from autotune.tuning.service import TuningService
 
 # Enough to try each kind of plan on a small machine in a few minutes; a bigger cluster's user sets a budget.
@@ -42,6 +42,14 @@ def tune(
         float, typer.Option("--min-gain", metavar="SHARE", help="Stop when less than this is expected to be gained.")
     ] = 0.01,
     seed: Annotated[int, typer.Option("--seed", help="Seed of weights and data.")] = 0,
+    sampler: Annotated[
+        str | None,
+        typer.Option(
+            "--sampler",
+            metavar="plan|tpe|gp|random|grid|rule",
+            help="What chooses the trials. Default: plan, ours; the others are for comparison and spend their budget.",
+        ),
+    ] = None,
     cold: Annotated[bool, typer.Option("--cold", help="Start each trial afresh through torchrun.")] = False,
     resume: Annotated[
         str | None, typer.Option("--resume", metavar="ID", help="Go on with an interrupted tuning.")
@@ -58,11 +66,12 @@ def tune(
     from autotune.specs import Budget
     from autotune.wiring import open_service, open_store, require_local
 
+    chosen = _sampler(sampler)
     store = open_store(db)
     service = open_service(store)
     if resume is not None:
         given = (model, cluster, seq_len, global_batch, dtype, tp, pp, micro_batch, zero_stage, recompute)
-        if any(value is not None for value in (*given, sequence_parallel, schedule, budget_gpu_s, max_trials)):
+        if any(value is not None for value in (*given, sequence_parallel, schedule, budget_gpu_s, max_trials, sampler)):
             raise InputError("--resume", resume, "a tuning goes on with the inputs and the budget it was started with")
         tuning = store.tuning(resume)
     else:
@@ -84,8 +93,18 @@ def tune(
             budget=Budget.from_data(budget, "budget"),
             seed=seed,
             cold=cold,
+            sampler=chosen,
         )  # fmt: skip
     return _run(service, tuning, as_json=as_json, db=db)
+
+
+def _sampler(name: str | None) -> SamplerName:
+    from autotune.specs import SamplerName
+
+    names = [item.value for item in SamplerName]
+    if name is not None and name not in names:
+        raise InputError("--sampler", name, "one of " + ", ".join(names))
+    return SamplerName(name or SamplerName.PLAN)
 
 
 def _run(service: TuningService, tuning: Tuning, *, as_json: bool, db: str | None) -> int:

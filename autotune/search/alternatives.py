@@ -6,24 +6,14 @@ All choose from the same finite set of plans, each at most once.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from enum import StrEnum
 from typing import Protocol
 
 import numpy as np
 
 from autotune.errors import InputError
-from autotune.specs import Plan
+from autotune.specs import Plan, SamplerName
 
-
-class SamplerName(StrEnum):
-    """Ways to choose the next plan. `plan` is ours."""
-
-    PLAN = "plan"
-    TPE = "tpe"
-    GP = "gp"
-    RANDOM = "random"
-    GRID = "grid"
-    RULE = "rule"
+__all__ = ["Alternative", "FixedOrder", "SamplerName", "alternative"]
 
 
 class Alternative(Protocol):
@@ -33,7 +23,10 @@ class Alternative(Protocol):
         """The next plan, each once; None when all were asked."""
 
     def tell(self, plan: Plan, tokens_per_s_per_gpu: float | None) -> None:
-        """The result of the plan asked last; None where it failed."""
+        """The result of a plan, None where it failed.
+
+        A plan of the set that was not asked here (of a tuning that goes on in another process) counts as asked.
+        """
 
 
 def alternative(name: SamplerName, plans: Sequence[Plan], *, seed: int) -> Alternative:
@@ -65,11 +58,14 @@ class FixedOrder:
     """Plans in an order that no result changes."""
 
     def __init__(self, plans: Sequence[Plan]) -> None:
-        self._left = list(reversed(plans))
+        self._left: dict[Plan | None, None] = dict.fromkeys(plans)
 
     def ask(self) -> Plan | None:
         """The next plan."""
-        return self._left.pop() if self._left else None
+        plan = next(iter(self._left), None)
+        self._left.pop(plan, None)
+        return plan
 
     def tell(self, plan: Plan, tokens_per_s_per_gpu: float | None) -> None:
-        """Learns nothing."""
+        """Learns nothing but not to ask it."""
+        self._left.pop(plan, None)

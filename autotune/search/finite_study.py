@@ -13,8 +13,7 @@ from optuna.samplers import BaseSampler, GPSampler, TPESampler
 from optuna.trial import Trial, TrialState
 
 from autotune.errors import InputError
-from autotune.search.alternatives import SamplerName
-from autotune.specs import Plan
+from autotune.specs import Plan, SamplerName
 
 DRAWS = {SamplerName.TPE: 20, SamplerName.GP: 1}
 """A suggestion that is no plan of the set, or was asked before, costs nothing; the next one is drawn, so often at most.
@@ -53,35 +52,45 @@ class FiniteStudy:
         self._draws = DRAWS[name]
         optuna.logging.set_verbosity(optuna.logging.WARNING)
         self._study = optuna.create_study(direction="maximize", sampler=_sampler(name, seed))
-        self._open: Trial | None = None
+        self._open: dict[Plan, Trial] = {}
 
     def ask(self) -> Plan | None:
         """The next plan that the sampler suggests."""
         if not self._points:
             return None
         if not self._fields:
-            return self._points.popitem()[1]
+            return self._take(())
         for _ in range(self._draws):
             trial = self._study.ask(self._space)
             point = tuple(trial.params[field] for field in self._fields)
             if point in self._points:
-                self._open = trial
+                self._open[self._points[point]] = trial
                 return self._points.pop(point)
             self._study.tell(trial, state=TrialState.FAIL)
-        nearest = min(self._points, key=lambda other: self._distance(point, other))
-        self._study.enqueue_trial(dict(zip(self._fields, nearest, strict=True)))
-        self._open = self._study.ask(self._space)
-        return self._points.pop(nearest)
+        return self._take(min(self._points, key=lambda other: self._distance(point, other)))
 
     def tell(self, plan: Plan, tokens_per_s_per_gpu: float | None) -> None:
-        """Ends the open trial."""
-        if self._open is None:
+        """Ends the plan's trial; one that was not asked here is asked first. A repeat or an outsider is ignored."""
+        if plan not in self._open:
+            point = next((point for point, other in self._points.items() if other == plan), None)
+            if point is not None:
+                self._take(point)
+        trial = self._open.pop(plan, None)
+        if trial is None:
             return
         if tokens_per_s_per_gpu is None:
-            self._study.tell(self._open, state=TrialState.FAIL)
+            self._study.tell(trial, state=TrialState.FAIL)
         else:
-            self._study.tell(self._open, tokens_per_s_per_gpu)
-        self._open = None
+            self._study.tell(trial, tokens_per_s_per_gpu)
+
+    def _take(self, point: tuple[Any, ...]) -> Plan:
+        """Asks the study for this very point, if it has anything to choose."""
+        if not self._fields:
+            return self._points.pop(point)
+        self._study.enqueue_trial(dict(zip(self._fields, point, strict=True)))
+        plan = self._points.pop(point)
+        self._open[plan] = self._study.ask(self._space)
+        return plan
 
     def _point(self, row: dict[str, Any]) -> tuple[Any, ...]:
         return tuple(

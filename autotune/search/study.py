@@ -9,6 +9,7 @@ import optuna
 from optuna.trial import Trial as OptunaTrial
 from optuna.trial import TrialState
 
+from autotune.search.alternatives import Alternative
 from autotune.search.core import Search
 from autotune.search.sampler import PlanSampler, plan_of, plan_params
 from autotune.search.standing import peak_memory_bytes
@@ -24,17 +25,18 @@ class Asked:
 
 
 class PlanStudy:
-    """One tuning's study. The plan comes from enqueued trials first, then from the search.
+    """One tuning's study. The plan comes from enqueued trials first, then from the alternative or the search.
 
     Args:
         search: chooses and learns.
         name: of the study; an existing one of that name is resumed.
         url: the database; None keeps the study in memory.
+        alternative: chooses among the search's plans in its place; the search still learns.
     """
 
-    def __init__(self, search: Search, *, name: str, url: str | None) -> None:
+    def __init__(self, search: Search, *, name: str, url: str | None, alternative: Alternative | None = None) -> None:
         optuna.logging.set_verbosity(optuna.logging.WARNING)
-        self._search = search
+        self._search, self._alternative = search, alternative
         self._sampler = PlanSampler(search)
         self._study = optuna.create_study(
             study_name=name, storage=url, sampler=self._sampler, direction="maximize", load_if_exists=True
@@ -47,6 +49,12 @@ class PlanStudy:
 
     def ask(self) -> Asked:
         """The next plan. The caller runs it and tells its number."""
+        plan = self._alternative.ask() if self._alternative is not None else None
+        if plan is not None:
+            self._study.enqueue_trial(plan_params(plan))
+        return self._next()
+
+    def _next(self) -> Asked:
         trial = self._study.ask(fixed_distributions=dict(self._sampler.space))
         plan = plan_of(trial.params)
         self._search.expect(plan)
@@ -59,6 +67,8 @@ class PlanStudy:
         if trial is not None:
             self._store(trial, result, gpu_s)
         self._search.tell(plan, result, gpu_s=gpu_s)
+        if self._alternative is not None:
+            self._alternative.tell(plan, result.tokens_per_s_per_gpu if isinstance(result, StepReading) else None)
 
     def resume(self, trials: Sequence[Trial]) -> None:
         """Brings study and search up to what the store holds, after a crash at any line.
@@ -76,7 +86,7 @@ class PlanStudy:
     def repeat(self, plan: Plan) -> Asked:
         """A further trial of a plan that was measured before."""
         self._study.enqueue_trial(plan_params(plan), user_attrs={"repeat": True})
-        return self.ask()
+        return self._next()
 
     def _trial(self, number: int) -> OptunaTrial | None:
         """The unfinished trial of that number."""

@@ -23,7 +23,7 @@ from autotune.specs.measurement import (
 from autotune.specs.model import LatentAttention, ModelSpec, Norm, Position
 from autotune.specs.plan import Plan, Recompute, Schedule
 from autotune.specs.profile import ComputeFit, LinkFit, Profile
-from autotune.specs.tuning import Budget, Space, Trial, TrialState, Tuning, TuningState
+from autotune.specs.tuning import Budget, SamplerName, Space, Trial, TrialState, Tuning, TuningState
 from autotune.specs.workload import DType, Optimizer, Workload
 
 __all__ = [
@@ -31,6 +31,6 @@ __all__ = [
     "ComputeFit", "DType", "Device", "DeviceKind", "Estimate", "Failure", "FailureKind", "Fingerprint",
     "LatentAttention", "LayerPart", "LayerReading", "LayerRequest", "Link", "LinkFit", "ModelSpec", "Norm",
     "Optimizer", "Plan", "Position", "ProbeOutcome", "ProbeProgress", "ProbeRequest", "Profile", "RankReading",
-    "Recompute", "Schedule", "SecondsByPart", "Space", "Spec", "StepReading", "StepRequest", "Trial", "TrialState",
-    "Tuning", "TuningState", "Workload",
+    "Recompute", "SamplerName", "Schedule", "SecondsByPart", "Space", "Spec", "StepReading", "StepRequest", "Trial",
+    "TrialState", "Tuning", "TuningState", "Workload",
 ]  # fmt: skip

@@ -42,6 +42,17 @@ class TrialState(StrEnum):
     FAILED = "failed"
 
 
+class SamplerName(StrEnum):
+    """Ways to choose the next plan. `plan` is ours; the others are there to compare with (search.alternatives)."""
+
+    PLAN = "plan"
+    TPE = "tpe"
+    GP = "gp"
+    RANDOM = "random"
+    GRID = "grid"
+    RULE = "rule"
+
+
 class Space(Spec):
     """Which plans a tuning may consider: the allowed values of each field. None means every legal value."""
 
@@ -76,6 +87,7 @@ class Tuning(Spec):
     budget: Budget = Budget()
     seed: int = 0
     cold: bool = False
+    sampler: SamplerName = SamplerName.PLAN
     state: TuningState = TuningState.QUEUED
     message: str = ""
     stop_reason: str = ""

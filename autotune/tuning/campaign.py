@@ -10,6 +10,7 @@ from datetime import UTC, datetime
 
 from autotune.cost.calibrate import fit_profile
 from autotune.errors import MissingMeasurementError, StoreConflictError
+from autotune.search.alternatives import Alternative, alternative
 from autotune.search.core import NOT_THE_PLANS_FAULT, Search
 from autotune.search.space import Runtime, legal_plans
 from autotune.search.stopping import Verdict
@@ -20,6 +21,7 @@ from autotune.specs import (
     Plan,
     ProbeRequest,
     Profile,
+    SamplerName,
     Trial,
     Tuning,
     TuningState,
@@ -195,12 +197,19 @@ class Campaign:
         tuning = self._tuning
         profile = self._store.profile(tuning.cluster.key, self._fingerprint_key)
         search = Search(tuning.model, tuning.cluster, tuning.workload, plans=self._table, profile=profile)
-        study = PlanStudy(search, name=f"tuning-{tuning.id}", url=self._store.study_url())
+        other = self._alternative(search)
+        study = PlanStudy(search, name=f"tuning-{tuning.id}", url=self._store.study_url(), alternative=other)
         trials = self._store.trials(tuning.id)
         study.resume(trials)
-        if not trials:
+        if not trials and other is None:  # an alternative is judged by its own choices
             study.enqueue(self._known_best())
         return search, study
+
+    def _alternative(self, search: Search) -> Alternative | None:
+        if self._tuning.sampler is SamplerName.PLAN:
+            return None
+        plans = [search.table.plan(row) for row in range(len(search.table))]
+        return alternative(self._tuning.sampler, plans, seed=self._tuning.seed)
 
     def _known_best(self) -> list[Plan]:
         """The best-known plans of earlier tunings for the same question, if they are legal here."""
@@ -217,6 +226,9 @@ class Campaign:
         spent = self._store.tuning(self._tuning.id).gpu_s_spent
         cost = _costliest_gpu_s(self._store.trials(self._tuning.id))
         budget = search_budget(self._tuning.budget, search.standings(), trial_gpu_s=cost)
+        if self._tuning.sampler is not SamplerName.PLAN:
+            # What is still expected to be gained is the word of our own search: an alternative spends its budget.
+            budget = budget.model_copy(update={"min_gain": 0.0})
         return search.verdict(budget, gpu_s_spent=spent)
 
     def _trial(self, confirm: Plan | None) -> None:

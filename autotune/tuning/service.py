@@ -18,6 +18,7 @@ from autotune.specs import (
     ClusterSpec,
     ModelSpec,
     Plan,
+    SamplerName,
     Space,
     Trial,
     TrialState,
@@ -75,6 +76,7 @@ class TuningService:
         budget: Budget = Budget(),
         seed: int = 0,
         cold: bool = False,
+        sampler: SamplerName = SamplerName.PLAN,
     ) -> Tuning:
         """Stores a request, QUEUED.
 
@@ -93,6 +95,7 @@ class TuningService:
             budget=budget,
             seed=seed,
             cold=cold,
+            sampler=sampler,
             created_at=now,
             updated_at=now,
         )

@@ -21,7 +21,7 @@ from sqlalchemy import Engine, text
 from store_records import CLUSTER, MODEL, WORKLOAD, step_reading
 
 from autotune.errors import StoreError, StoreNewerError, StoreReadOnlyError
-from autotune.specs import TuningState
+from autotune.specs import SamplerName, TuningState
 from storage import SqlStore, open_store
 from storage.engine import build_engine, locate
 from storage.maintenance import check, migrate, stats
@@ -92,6 +92,7 @@ def test_the_first_release_is_migrated_with_its_data(url: str, engine: Engine) -
         assert store.model("tiny") == MODEL
         found = store.tuning("first-release")
         assert (found.cluster, found.workload, found.state) == (CLUSTER, WORKLOAD, TuningState.SEARCHING)
+        assert found.sampler is SamplerName.PLAN
         assert [trial.reading for trial in store.trials("first-release")] == [step_reading(), None]
         assert store.best_trials(MODEL, CLUSTER, WORKLOAD)[0].reading == step_reading()
         key = store.trials("first-release")[0].fingerprint_key

@@ -66,6 +66,34 @@ def test_random_draws_are_uniform() -> None:
     assert min(counts) > 70  # 100 expected, 3.5 standard deviations
 
 
+@pytest.mark.parametrize("name", OTHERS)
+def test_results_of_plans_asked_elsewhere_are_learned_and_never_asked(name: SamplerName) -> None:
+    """A tuning that goes on in another process; telling twice, or of a plan that is no choice, changes nothing."""
+    if name is SamplerName.GP and not has_torch:
+        return
+    told = {PLANS[0]: 900.0, PLANS[3]: None}
+    for plans in (PLANS, PLANS[:1]):
+        sampler = alternative(name, plans, seed=0)
+        for plan, speed in (*told.items(), *told.items(), (Plan(tp=8), 1.0)):
+            sampler.tell(plan, speed)
+        asked = []
+        while (plan := sampler.ask()) is not None:
+            asked.append(plan)
+        assert set(asked) == set(plans) - set(told)
+
+
+@pytest.mark.parametrize("name", OTHERS)
+def test_several_plans_may_be_in_flight(name: SamplerName) -> None:
+    if name is SamplerName.GP and not has_torch:
+        return
+    sampler = alternative(name, PLANS, seed=0)
+    asked = [plan for _ in PLANS if (plan := sampler.ask()) is not None]
+    assert set(asked) == set(PLANS)
+    for plan in asked:
+        sampler.tell(plan, 100.0)
+    assert sampler.ask() is None
+
+
 def test_a_single_plan_needs_no_sampler() -> None:
     assert walk(SamplerName.TPE, 0, PLANS[:1]) == PLANS[:1]
 

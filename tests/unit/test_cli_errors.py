@@ -238,3 +238,10 @@ def test_a_budget_that_cannot_be(autotune: Command, option: str, value: str) -> 
 def test_tune_refuses_a_batch_that_no_plan_divides(autotune: Command) -> None:
     done = autotune("tune", "--global-batch", "3", "--pp", "1", "--tp", "1", "--db", "sqlite:///a.db")
     assert_refused(done, 2, "no plan is legal", "3")
+
+
+def test_an_unknown_sampler_is_named_with_the_known_ones(autotune: Command) -> None:
+    done = autotune("tune", "--sampler", "oracle", "--db", "sqlite:///a.db")
+    assert done.status == 2
+    assert "oracle" in done.err
+    assert "plan, tpe, gp, random, grid, rule" in done.err

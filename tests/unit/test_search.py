@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from datetime import UTC, datetime
 from pathlib import Path
 
 import numpy as np
@@ -12,10 +13,12 @@ from autotune.catalog import cluster_from_shorthand
 from autotune.catalog import model as preset
 from autotune.cost.estimate import estimate
 from autotune.errors import InputError
+from autotune.search.acquisition import choose
+from autotune.search.alternatives import alternative
 from autotune.search.core import Search
 from autotune.search.sampler import distributions
 from autotune.search.study import PlanStudy
-from autotune.specs import Budget, Failure, FailureKind, Plan, StepReading, Workload
+from autotune.specs import Budget, Failure, FailureKind, Plan, SamplerName, StepReading, Trial, TrialState, Workload
 
 MODEL = preset("gpt3-1.3b")
 CLUSTER = cluster_from_shorthand("a100-80gb-sxm:1x8")
@@ -82,6 +85,24 @@ def test_asks_are_distinct_and_repeatable() -> None:
 def test_plans_in_flight_are_not_asked_twice() -> None:
     search = Search(MODEL, CLUSTER, WORKLOAD)
     assert search.ask() != search.ask()
+
+
+def test_plans_in_flight_are_believed_to_do_what_is_expected() -> None:
+    """Beside one of them little is left to gain; and nothing of the lie stays in what is believed."""
+    search = Search(MODEL, CLUSTER, WORKLOAD)
+    run(search, distorted, 6)
+    before = search.belief()
+    asked = [search.ask()]
+    for _ in range(3):
+        barred_only, spread = choose(search.belief()), search.next()
+        assert barred_only is not None
+        assert spread is not None
+        assert spread.expected_gain < barred_only.expected_gain
+        asked.append(search.ask())
+    assert len(set(asked)) == 4
+    after = search.belief()
+    assert (after.best, after.best_plan) == (before.best, before.best_plan)
+    assert np.array_equal(after.log_mean, before.log_mean)
 
 
 def test_only_an_oom_teaches_memory() -> None:
@@ -177,11 +198,40 @@ def test_a_study_is_resumed_from_the_store_with_what_it_missed(tmp_path: Path) -
     assert again.ask().number == 3
 
 
-def stored(number: int, plan: Plan, tokens: float) -> object:
-    from datetime import UTC, datetime
+@pytest.mark.parametrize("name", [SamplerName.TPE, SamplerName.GRID])
+def test_a_study_takes_its_plans_from_an_alternative_and_resumes_with_it(tmp_path: Path, name: SamplerName) -> None:
+    """Legal plans only, each once, across a crash; the search learns too; a repeat disturbs nothing."""
+    plans = [Plan(dp=8, micro_batch=2**i, zero_stage=zero) for i in range(3) for zero in (0, 1)]
 
-    from autotune.specs import Trial, TrialState
+    def study() -> tuple[Search, PlanStudy]:
+        search = Search(MODEL, CLUSTER, WORKLOAD, plans=plans)
+        other = alternative(name, plans, seed=1)
+        return search, PlanStudy(search, name="t", url=f"sqlite:///{tmp_path / 'study.db'}", alternative=other)
 
+    _, before = study()
+    trials = []
+    for i in range(3):
+        asked = before.ask()
+        before.tell(asked.number, asked.plan, reading(asked.plan, 10.0 + i), gpu_s=1.0)
+        trials.append(stored(asked.number, asked.plan, 10.0 + i))
+    search, after = study()
+    after.resume(trials)
+    again = after.repeat(trials[0].plan)
+    assert again.plan == trials[0].plan
+    after.tell(again.number, again.plan, reading(again.plan, 10.0), gpu_s=1.0)
+    rest = []
+    for _ in range(3):
+        asked = after.ask()
+        after.tell(asked.number, asked.plan, reading(asked.plan, 5.0), gpu_s=1.0)
+        rest.append(asked.plan)
+    assert {trial.plan for trial in trials} | set(rest) == set(plans)
+    assert search.trials == 7
+    assert search.verdict(Budget()).reason == "every legal plan was tried"
+    if name is SamplerName.GRID:
+        assert [(plan.micro_batch, plan.zero_stage) for plan in rest] == [(2, 1), (4, 0), (4, 1)]
+
+
+def stored(number: int, plan: Plan, tokens: float) -> Trial:
     return Trial(
         id=str(number), tuning_id="t", number=number, plan=plan, state=TrialState.COMPLETE,
         reading=reading(plan, tokens), started_at=datetime.now(UTC),
