@@ -78,6 +78,7 @@ def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--ranks", type=int, default=None)
     parser.add_argument("--max-trials", type=int, default=24)
+    parser.add_argument("--out", type=Path, help="also write every measured plan's tokens/s/GPU to this JSON file")
     options = parser.parse_args()
     model, cluster = smallest(), discover(options.ranks)
     workload = read_workload(model, cluster, seq_len=None, global_batch=None, dtype=None)
@@ -113,6 +114,8 @@ def main() -> None:
         "winner_over_best": means[winner] / means[best],
         "finalists": {plan.key: value for plan, value in means.items()},
     }
+    if options.out is not None:
+        options.out.write_text(json.dumps({plan.key: value for plan, value in found.items()}, indent=2))
     print(json.dumps(result, indent=2))
 
 

@@ -7,17 +7,15 @@ namespaces. Where the need is not met the test is skipped. With CI=true a skip f
 
 from __future__ import annotations
 
-import json
 import os
 import shutil
 import subprocess
-from collections.abc import Callable, Generator
-from dataclasses import dataclass
+from collections.abc import Generator
 from functools import cache
 from pathlib import Path
-from typing import Any
 
 import pytest
+from commands import Command, Done
 
 SHARED = Path(__file__).resolve().parents[2] / "shared"
 MAY_SKIP_IN_CI = ("gpu", "shared")
@@ -79,23 +77,6 @@ def pytest_make_collect_report() -> Generator[None, pytest.CollectReport, pytest
         report.outcome = "failed"
         report.longrepr = f"{report.nodeid} was skipped, which CI does not allow: {report.longrepr}"
     return report
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Done:
-    """A command that has ended: its exit status and what it wrote."""
-
-    status: int
-    out: str
-    err: str
-
-    @property
-    def data(self) -> Any:
-        """Standard output as the one JSON document that it must be."""
-        return json.loads(self.out)
-
-
-Command = Callable[..., Done]
 
 
 @pytest.fixture

@@ -6,7 +6,7 @@ import subprocess
 import sys
 
 import pytest
-from conftest import Command
+from commands import Command
 
 AUTOTUNE = (sys.executable, "-c", "from autotune.cli.main import main; main()")
 

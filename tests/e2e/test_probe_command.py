@@ -6,7 +6,7 @@ import math
 from pathlib import Path
 
 import pytest
-from conftest import Command
+from commands import Command
 
 from autotune.specs import Fingerprint
 from storage import open_store

@@ -7,7 +7,7 @@ import sys
 import time
 from pathlib import Path
 
-from conftest import cpu_cluster
+from local_ranks import cpu_cluster
 
 from autotune.specs import CollectiveOp, CollectiveRequest
 from probes.launch import LocalProber

@@ -6,7 +6,7 @@ import time
 from pathlib import Path
 
 import pytest
-from conftest import AMPLE_S
+from local_ranks import AMPLE_S
 
 from autotune.errors import InputError
 from autotune.specs import CollectiveOp, CollectiveRequest

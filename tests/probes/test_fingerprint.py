@@ -6,7 +6,7 @@ import importlib.metadata
 import os
 import platform
 
-from conftest import RANK_MEMORY_BYTES
+from local_ranks import RANK_MEMORY_BYTES
 
 from probes.launch import LocalProber
 

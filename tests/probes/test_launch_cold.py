@@ -13,7 +13,7 @@ from typing import Any
 
 import psutil
 import pytest
-from conftest import AMPLE_S, HERE, RANK_MEMORY_BYTES, assert_gone, cpu_cluster
+from local_ranks import AMPLE_S, HERE, RANK_MEMORY_BYTES, assert_gone, cpu_cluster
 
 from autotune.specs import CollectiveOp, CollectiveRequest, FailureKind
 from probes.launch.gathering import Gathered

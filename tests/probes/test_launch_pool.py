@@ -9,7 +9,7 @@ from typing import Any
 
 import psutil
 import pytest
-from conftest import AMPLE_S, RANK_MEMORY_BYTES, assert_gone, cpu_cluster
+from local_ranks import AMPLE_S, RANK_MEMORY_BYTES, assert_gone, cpu_cluster
 
 from autotune.errors import InputError, ProberError
 from autotune.specs import FailureKind

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import psutil
 import pytest
-from conftest import AMPLE_S, HERE, assert_gone, cpu_cluster
+from local_ranks import AMPLE_S, HERE, assert_gone, cpu_cluster
 
 from autotune.errors import ProberError
 from autotune.specs import (

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from conftest import AMPLE_S
+from local_ranks import AMPLE_S
 from training_plans import TINY
 
 from autotune.specs import FailureKind, LayerReading, LayerRequest

@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
-from conftest import AMPLE_S, cpu_cluster
+from local_ranks import AMPLE_S, cpu_cluster
 
 from autotune.specs import (
     CollectiveOp,

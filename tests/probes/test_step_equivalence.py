@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import pytest
-from conftest import cpu_cluster
+from local_ranks import cpu_cluster
 from training_plans import RANKS, legal_plans, step_request
 
 from autotune.specs import Plan

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from conftest import AMPLE_S, cpu_cluster
+from local_ranks import AMPLE_S, cpu_cluster
 from training_plans import TINY, step_request
 
 from autotune.specs import Plan

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from conftest import AMPLE_S, cpu_cluster
+from local_ranks import AMPLE_S, cpu_cluster
 from training_plans import step_request
 
 from autotune.cost.flops import model_flops_per_token as cost_flops_per_token

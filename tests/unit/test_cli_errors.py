@@ -12,7 +12,7 @@ import tempfile
 from pathlib import Path
 
 import pytest
-from conftest import Command, Done
+from commands import Command, Done
 from store_records import MODEL
 
 from autotune.cli.main import main

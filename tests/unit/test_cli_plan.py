@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from conftest import Command
+from commands import Command
 
 from autotune.catalog import load_model
 from autotune.cli.check import GPU_MODEL

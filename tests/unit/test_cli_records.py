@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pandas as pd
 import pytest
-from conftest import Command
+from commands import Command
 from store_records import CLUSTER, FAILURE, FINGERPRINT, MOMENT, step_reading, trial, tuning
 
 from autotune.specs import ModelSpec, Plan, Tuning
