@@ -48,7 +48,7 @@ def gradient_costs(
     if framework.bucket_bytes:
         held = (parameters.dense + parameters.experts).max(axis=0, initial=0.0)
         buckets = np.ceil(held * stored_bytes(workload.dtype) / framework.bucket_bytes)
-    gradient, stored = workload.grad_dtype.size_bytes, stored_bytes(workload.dtype)
+    gradient, stored = framework.gradient_bytes(workload), stored_bytes(workload.dtype)
     groups = [(parameters.dense, layouts.shards, layouts.tp)]
     if model.experts:
         groups.append((parameters.experts, layouts.shards / layouts.ep, layouts.tp * layouts.ep))

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-MIB = 2**20
+from autotune.specs import Workload
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,12 +35,15 @@ class Framework:
         rank_step_s: the same a rank.
         gathers_again: backward gathers the inputs of a sharded matrix once more.
         device_gap_s: device seconds between two kernels.
+        half_gradients: gradients are kept and reduced in the compute dtype, whatever the workload's `grad_dtype`.
         gradient_copy: gradients of the compute dtype stay beside accumulated ones of `grad_dtype`.
         gathered_copy: with several replicas parameters of the compute dtype stay beside fp32 masters, in fp32 too.
         gathers_kept: share of the gathered inputs of sharded matrices that stay in memory although they are not needed,
             while the host is far ahead: they were made on another stream, whose memory the allocator frees late.
-        logit_scale: measured over counted bytes of logits and loss.
+        logit_scale: measured over counted bytes of logits and loss, without a pipeline.
+        piped_logit_scale: the same on a pipeline's last stage.
         optimizer_scale: measured over counted bytes of optimizer state.
+        doubt: spread of the physical parameters over that of a framework whose constants were checked on published runs.
         fragmentation: reserved beyond allocated activations on a GPU, for each doubling of the micro-batches in flight.
         optimizer_passes: memory traffic of an optimizer step over the least (one fused kernel).
     """
@@ -63,12 +66,20 @@ class Framework:
     optimizer_passes: float = 1.0
     device_gap_s: float = 2e-6
     gathers_again: bool = False
+    half_gradients: bool = False
     gradient_copy: bool = False
     gathered_copy: bool = False
     gathers_kept: float = 0.0
     logit_scale: float = 1.0
+    piped_logit_scale: float = 1.0
     optimizer_scale: float = 1.0
     fragmentation: float = 0.1
+    doubt: float = 3.0
+
+    def gradient_bytes(self, workload: Workload) -> int:
+        """Bytes of one gradient as it is kept and reduced."""
+        stored = max(workload.dtype.size_bytes, 2)  # FP8 training keeps gradients in 16 bits
+        return stored if self.half_gradients else workload.grad_dtype.size_bytes
 
 
 TORCH = Framework(name="torch", kernel_s=60e-6, gathered_copy=True)
@@ -79,19 +90,19 @@ MEGATRON = Framework(name="megatron", kernel_s=40e-6, traffic=1.0, accumulates=T
 
 MEGATRON_2021 = Framework(
     name="megatron-2021", kernel_s=70e-6, collective_s=20e-6, message_s=0.45e-3, traffic=0.8, fused_attention=False,
-    optimizer_passes=0.8, device_gap_s=3e-6,
+    optimizer_passes=0.8, device_gap_s=3e-6, doubt=1.0, half_gradients=True, overlap=0.0, overlap_sharded=0.0,
 )  # fmt: skip
 """Megatron-LM of 2021-22 and Megatron-DeepSpeed: scores in memory, fused softmax."""
 
 NANOTRON = Framework(
     name="nanotron", kernel_s=56e-6, collective_s=75e-6, message_s=0.12e-3, traffic=1.15, accumulates=True,
     splits_by_cost=True, bucket_bytes=25e6, sharded_penalty=1.8, node_step_s=37e-6, rank_step_s=33e-6,
-    optimizer_passes=1.5, overlap=0.4, overlap_sharded=0.0, gathers_again=True, gradient_copy=True, gathers_kept=1.0,
-    logit_scale=1.25, optimizer_scale=1.15, fragmentation=0.22,
+    optimizer_passes=1.5, overlap=0.4, overlap_sharded=0.0, gathers_again=True, gradient_copy=True, gathers_kept=0.9,
+    logit_scale=1.2, piped_logit_scale=0.6, optimizer_scale=1.17, fragmentation=0.25, doubt=1.0,
 )  # fmt: skip
 """nanotron of 2024-25: parameters in bf16, gradients added to fp32 by a hook, buckets of DistributedDataParallel."""
 
-FSDP = Framework(name="fsdp", kernel_s=57e-6, traffic=2.0, overlap=0.9, overlap_sharded=0.9)
+FSDP = Framework(name="fsdp", kernel_s=57e-6, traffic=2.0, overlap=0.9, overlap_sharded=0.9, doubt=1.0)
 """Fully sharded data parallelism with prefetch, as llm-foundry, torchtitan and fms-fsdp run it."""
 
 FRAMEWORKS = {item.name: item for item in (TORCH, MEGATRON, MEGATRON_2021, NANOTRON, FSDP)}

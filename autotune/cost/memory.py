@@ -131,7 +131,7 @@ class MemoryModel:
             dense = dense + self.parameters.experts[slot][rows.layout]
             divided = divided + (self.parameters.experts[slot] / self._expert_shards)[rows.layout]
         zero = rows.zero_stage
-        stored, gradient = stored_bytes(self._workload.dtype), float(self._workload.grad_dtype.size_bytes)
+        stored, gradient = stored_bytes(self._workload.dtype), float(self._framework.gradient_bytes(self._workload))
         gradient += stored if self._framework.gradient_copy else 0.0
         copies = self._copies[rows.layout]
         return {
@@ -155,13 +155,13 @@ class MemoryModel:
         return in_flight(stage, pp, vpp, rows.micro_batches, rows.schedule) * kept, backward
 
     def _gathered(self, slot: int, stage: FloatColumn, rows: Rows) -> FloatColumn:
-        """Whole inputs of the attention's and the MLP's first matrices, beyond the parts that a rank keeps anyway."""
+        """Whole inputs of the attention's and the MLP's first matrices, beside the parts that a rank keeps anyway."""
         if not self._framework.gathers_kept:
             return np.zeros(1)
         share = self._framework.gathers_kept * (1.0 if self._kept_gathers is None else self._kept_gathers[rows.shape])
         pp, vpp = self._layouts.pp[rows.layout], self._layouts.vpp[rows.layout]
         layers = (self._slots.dense_layers[slot] + self._slots.moe_layers[slot])[rows.layout]
-        inputs = 2.0 * stored_bytes(self._workload.dtype) * self._model.hidden * (1.0 - 1.0 / rows.spread)
+        inputs = 2.0 * stored_bytes(self._workload.dtype) * self._model.hidden * (rows.spread > 1.0)
         kept: FloatColumn = share * layers * rows.tokens * inputs
         return kept * in_flight(stage, pp, vpp, rows.micro_batches, rows.schedule)
 
@@ -191,7 +191,8 @@ class MemoryModel:
     def _logits(self, slot: int, rows: Rows) -> FloatColumn:
         """Logits in the compute dtype and their fp32 copy of each loss that is kept, and one fp32 gradient."""
         tokens, losses = self._losses(slot, rows)
-        scaled = tokens * self._framework.logit_scale
+        framework, pp = self._framework, self._layouts.pp[rows.layout]
+        scaled = tokens * np.where(pp > 1, framework.piped_logit_scale, framework.logit_scale)
         return scaled * (losses * (stored_bytes(self._workload.dtype) + 4.0) + 4.0) * (self._model.vocab / rows.tp)
 
     def _buffers(self, slot: int, rows: Rows) -> FloatColumn:

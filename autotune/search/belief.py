@@ -21,6 +21,8 @@ Floats = NDArray[np.float64]
 # A trial's interval covers its own steps; the next run of the same plan differs by a little more.
 REPEAT_NOISE = 0.02
 PRUNED_NOISE = 0.05
+# Each plan is off by something of its own too, which says nothing of the others.
+OWN_SD = 0.05
 MOST_ROUNDS, SETTLED = 5, 0.01
 # An estimate is off by a different factor on another model, cluster size or workload; by how much, roughly.
 LESSON_NOISE = 0.1
@@ -116,15 +118,19 @@ def believe(
     points = features(table)
     learned = calibrated(points, estimates, timed, lessons)
     now = behaviour(estimates, learned.parameters)
-    alike, log_sd = learned.predict(points, now.slopes)
+    alike, shared_sd = learned.predict(points, now.slopes)
     log_time = now.log_time + alike
     memory = _memory(points, estimates, seen, lessons)
     barred = np.zeros(len(table), dtype=np.bool_)
     barred[[i for i, _ in seen]] = True
     best_plan, best = _best(timed)
     spread = np.sqrt(np.diag(learned.covariance))
+    log_mean, log_sd = np.log(estimates.tokens_per_step / devices) - log_time, np.hypot(shared_sd, OWN_SD)
+    for i, item in timed:
+        if not item.pruned and item.tokens_per_s_per_gpu:  # what was measured is known, whatever the others say
+            log_mean[i], log_sd[i] = np.log(item.tokens_per_s_per_gpu), REPEAT_NOISE
     return Belief(
-        log_mean=np.log(estimates.tokens_per_step / devices) - log_time,
+        log_mean=log_mean,
         log_sd=log_sd,
         peak_bytes=memory.reserved_bytes,
         p_fits=memory.p_fits,
@@ -152,7 +158,7 @@ def calibrated(
     where = np.concatenate([points[rows], features(PlanTable.of([item.plan for item in taught]))])
     noise = np.array([_noise(item) for _, item in timed] + [item.noise for item in taught], dtype=np.float64)
     elsewhere = np.array([-(item.log_speed or 0.0) for item in taught], dtype=np.float64)
-    parameters, prior = np.zeros(len(PARAMETERS)), prior_covariance()
+    parameters, prior = np.zeros(len(PARAMETERS)), prior_covariance(estimates.framework)
     for _ in range(MOST_ROUNDS):
         now = behaviour(estimates, parameters, rows)
         residuals = log_measured - now.log_time + now.slopes @ parameters
@@ -173,7 +179,8 @@ def calibrated(
 
 
 def _noise(item: Observation) -> float:
-    return float(np.hypot(max(item.relative_noise, 0.0) / 2.0, PRUNED_NOISE if item.pruned else REPEAT_NOISE))
+    measured = np.hypot(max(item.relative_noise, 0.0) / 2.0, PRUNED_NOISE if item.pruned else REPEAT_NOISE)
+    return float(np.hypot(measured, OWN_SD))
 
 
 def _best(timed: Sequence[tuple[int, Observation]]) -> tuple[Plan | None, float | None]:

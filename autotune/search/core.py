@@ -132,9 +132,11 @@ class Search:
 
         Plans in flight are taken to measure what is believed of them, so that the next trial is not spent beside
         them (the "kriging believer" among the constant liars: Ginsbourger, Le Riche and Carraro 2010). A lie counts
-        as the best plan here, never in `belief`.
+        as the best plan here, never in `belief`. Before anything was measured the next best expectation is next.
         """
         belief = self.belief()
+        if belief.best is None:
+            return choose(belief)
         lies = [
             Observation(plan=plan, tokens_per_s_per_gpu=float(np.exp(belief.log_mean[row])))
             for plan in self._asked

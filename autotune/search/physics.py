@@ -13,20 +13,21 @@ import numpy as np
 from numpy.typing import NDArray
 
 from autotune.cost.estimate import EstimateTable
+from autotune.cost.framework import Framework
 from autotune.cost.pieces import joined
 
 Floats = NDArray[np.float64]
 
 PRIOR_SD = {
-    "all": 0.3,
-    "compute": 0.08,
-    "exchange": 0.25,
-    "host": 0.35,
-    "messages": 0.4,
-    "gradients": 0.35,
-    "optimizer": 0.4,
+    "all": 0.1,
+    "compute": 0.05,
+    "exchange": 0.15,
+    "host": 0.2,
+    "messages": 0.25,
+    "gradients": 0.2,
+    "optimizer": 0.25,
 }
-"""Standard deviation of each parameter before anything was measured."""
+"""Standard deviation of each parameter before anything was measured, for a framework whose constants were checked."""
 
 PARAMETERS = tuple(PRIOR_SD)
 
@@ -44,9 +45,9 @@ class Behaviour:
     slopes: Floats
 
 
-def prior_covariance() -> Floats:
-    """Of the parameters, [parameters, parameters]."""
-    return np.diag(np.array(list(PRIOR_SD.values())) ** 2)
+def prior_covariance(framework: Framework) -> Floats:
+    """Of the parameters, [parameters, parameters]; wider for a framework whose constants nobody checked."""
+    return np.diag((framework.doubt * np.array(list(PRIOR_SD.values()))) ** 2)
 
 
 def behaviour(estimates: EstimateTable, parameters: Floats, rows: NDArray[np.intp] | None = None) -> Behaviour:

@@ -1,7 +1,7 @@
 """Calibration as regression: log(measured) = log(estimate(parameters)) + what plans alike share + noise.
 
-A Gaussian process whose kernel is that of Bayesian linear regression on the parameters' slopes (search.physics) plus a squared exponential
-over plan features. Rasmussen & Williams, Gaussian Processes for Machine Learning (2006), section 2.7 and algorithm 2.1;
+A Gaussian process: its kernel is that of Bayesian linear regression on the parameters' slopes (search.physics), plus a
+squared exponential over plan features. Rasmussen & Williams, Gaussian Processes for Machine Learning (2006), section 2.7 and algorithm 2.1;
 amplitude and length scale by maximal marginal likelihood over a small grid.
 """
 

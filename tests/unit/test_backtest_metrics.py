@@ -27,7 +27,13 @@ def judged(
     known = np.isin(np.arange(len(speeds)), told)
     return accuracy_of(
         group,
-        Forecast(tokens_per_s_per_gpu=np.array(speeds, float), peak_bytes=peaks, fits=np.array(fits), told=known),
+        Forecast(
+            tokens_per_s_per_gpu=np.array(speeds, float),
+            peak_bytes=peaks,
+            fits=np.array(fits),
+            safe=np.array(fits),
+            told=known,
+        ),  # fmt: skip
     )
 
 

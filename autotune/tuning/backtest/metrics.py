@@ -42,12 +42,14 @@ class Forecast:
         tokens_per_s_per_gpu: predicted, [plans].
         peak_bytes: predicted peak that counts against the device's memory, [plans].
         fits: whether it is believed to fit (probability of at least one half), [plans].
+        safe: whether it is believed to fit safely (search.peaks.SAFE), [plans].
         told: whether its own result is behind what is believed of it, [plans].
     """
 
     tokens_per_s_per_gpu: Floats
     peak_bytes: Floats
     fits: NDArray[np.bool_]
+    safe: NDArray[np.bool_]
     told: NDArray[np.bool_]
 
 
@@ -65,8 +67,8 @@ class Accuracy:
         kendall: Kendall's tau-b of predicted and measured speed over the ok plans.
         mape: mean |predicted / measured step time - 1| over the ok plans.
         mem_mape: mean |predicted / measured peak - 1| over the ok plans whose reserved peak is known.
-        oom_recall: share of the plans that ran out of memory that were predicted not to fit.
-        oom_false_alarm: share of the ok plans that were predicted not to fit.
+        oom_recall: share of the plans that ran out of memory that were predicted not to fit safely.
+        oom_false_alarm: share of the ok plans that were predicted not to fit safely.
     """
 
     regret_top1: float
@@ -111,8 +113,8 @@ def accuracy_of(group: Group, forecast: Forecast) -> Accuracy:
         kendall=_kendall(predicted, speeds),
         mape=_mean(np.abs(speeds / predicted - 1.0)),
         mem_mape=_memory_error(group, forecast, ok),
-        oom_recall=_mean(~forecast.fits[oom]),
-        oom_false_alarm=_mean(~forecast.fits[ok]),
+        oom_recall=_mean(~forecast.safe[oom]),
+        oom_false_alarm=_mean(~forecast.safe[ok]),
     )
 
 

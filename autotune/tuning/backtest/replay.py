@@ -13,6 +13,7 @@ from autotune.cost.table import PlanTable
 from autotune.search.alternatives import SamplerName, alternative
 from autotune.search.belief import Lesson
 from autotune.search.core import Search
+from autotune.search.peaks import SAFE
 from autotune.specs import Plan
 from autotune.tuning.backtest.groups import Group
 from autotune.tuning.backtest.metrics import Forecast, Walk, walk_of
@@ -87,6 +88,7 @@ class Replay:
             tokens_per_s_per_gpu=np.exp(belief.log_mean),
             peak_bytes=belief.peak_bytes,
             fits=belief.p_fits >= 0.5,
+            safe=belief.p_fits >= SAFE,
             told=np.isin(np.arange(len(self._index)), told),
         )
 
