@@ -35,6 +35,14 @@ def plan(
     sequence_parallel: options.SequenceParallel = None,
     schedule: options.Schedules = None,
     top: Annotated[int, typer.Option("--top", min=1, metavar="N", help="Plans to list.")] = 10,
+    explain: Annotated[
+        bool,
+        typer.Option("--explain", help="Say what limits the plan, what others lose against it, and what would help."),
+    ] = False,
+    scaling: Annotated[
+        bool,
+        typer.Option("--scaling", help="Instead: the best plan on fewer and more GPUs, and how many still pay."),
+    ] = False,
     db: options.Database = None,
     as_json: options.AsJson = False,
 ) -> None:
@@ -43,23 +51,34 @@ def plan(
     Speeds come from the cluster's profile if the database has one, else from the catalog.
     """
     from autotune.cli.database import stored_profile
+    from autotune.cli.explain_view import explanation_of, print_explained, print_scaling, scaling_of
     from autotune.cli.inputs import read_inputs, read_space
     from autotune.search.rank import rank
 
     inputs = read_inputs(model=model, cluster=cluster, seq_len=seq_len, global_batch=global_batch, dtype=dtype, db=db)
     profile = stored_profile(inputs.cluster, db)
+    space = read_space(
+        tp=tp, pp=pp, micro_batch=micro_batch, zero_stage=zero_stage, recompute=recompute,
+        sequence_parallel=sequence_parallel, schedule=schedule,
+    )  # fmt: skip
+    if scaling:
+        curve = scaling_of(inputs, space, profile)
+        if as_json:
+            output.print_json({**_inputs_data(inputs), "scaling": curve.to_data()})
+        else:
+            print_scaling(inputs, curve)
+        return
     if plan is not None:
         ranking = _ranking_of_one(inputs, read_plan(inputs, plan), profile)
     else:
-        space = read_space(
-            tp=tp, pp=pp, micro_batch=micro_batch, zero_stage=zero_stage, recompute=recompute,
-            sequence_parallel=sequence_parallel, schedule=schedule,
-        )  # fmt: skip
         ranking = rank(inputs.model, inputs.cluster, inputs.workload, space, profile=profile, limit=top)
+    explanation = explanation_of(inputs, space, profile, ranking.plans[0].plan) if explain else {}
     if as_json:
-        output.print_json(_ranking_data(inputs, ranking))
-    else:
-        _print_ranking(inputs, ranking)
+        output.print_json(_ranking_data(inputs, ranking) | explanation)
+        return
+    _print_ranking(inputs, ranking)
+    if explain:
+        print_explained(ranking.plans[0].plan, explanation)
 
 
 def read_plan(inputs: Inputs, text: str, runtime: Runtime | None = None) -> Plan:
@@ -162,23 +181,30 @@ def estimate(
     from autotune.cli.database import stored_profile
     from autotune.cli.inputs import read_inputs
     from autotune.cost.estimate import estimate as estimate_plan
+    from autotune.search.explain import largest_parts
 
     inputs = read_inputs(model=model, cluster=cluster, seq_len=seq_len, global_batch=global_batch, dtype=dtype, db=db)
     chosen = read_plan(inputs, plan)
     profile = stored_profile(inputs.cluster, db)
     found = estimate_plan(inputs.model, inputs.cluster, inputs.workload, chosen, profile)
     if as_json:
-        output.print_json({**_inputs_data(inputs), "plan": chosen.to_data(), "estimate": found.to_data()})
+        shares = {"largest_parts": dict(largest_parts(found))}
+        output.print_json({**_inputs_data(inputs), "plan": chosen.to_data(), "estimate": found.to_data(), **shares})
     else:
         _print_estimate(inputs, chosen, found)
 
 
 def _print_estimate(inputs: Inputs, plan: Plan, found: Estimate) -> None:
+    from autotune.search.explain import largest_parts
+
     console = output.console()
     console.print(_heading(inputs, found), f"plan {plan.key}", sep="\n", soft_wrap=True)
     console.print(_parts("seconds of a step", found.seconds, found.step_time_s, output.seconds_text))
     title = f"bytes of the worst stage ({found.worst_stage})"
     console.print(_parts(title, found.bytes, found.peak_memory_bytes, output.bytes_text))
+    first, *rest = largest_parts(found)
+    then = f"; then {rest[0][0]}, {rest[0][1]:.1%}" if rest else ""
+    console.print(f"The step is mostly {first[0]}, {first[1]:.1%}{then} (estimates)")
     fits = "fits" if found.fits else "does not fit"
     memory = output.bytes_text(inputs.cluster.device.memory_bytes)
     console.print(

@@ -43,8 +43,9 @@ def best(
         asked, found = _find_best(store, tuning)
         trials = store.trials(asked.id)
         evidence = _evidence(store, found)
+        profile = store.profile(asked.cluster.key)
     launch = _launch(asked, found.standing.plan, target)
-    data = tuning_data(asked, trials)
+    data = tuning_data(asked, trials, profile)
     answer = {
         "tuning": asked.id,
         "model": asked.model.name,
@@ -133,8 +134,8 @@ def _print_best(answer: dict[str, Any], plan: Plan, launch: LaunchArguments | No
         table.add_row(name, value)
     console = output.console()
     console.print(table)
-    for line in found["why"]:
-        console.print(line)
+    for line in [*filter(None, [found["preferred_because"]]), *found["why"]]:
+        console.print(line, soft_wrap=True)
     if launch is not None:
         output.print_launch(launch)
         return
@@ -159,13 +160,16 @@ def show(tuning: options.TuningId, db: options.Database = None, as_json: options
     with open_to_read(db) as store:
         found = store.tuning(tuning)
         trials = store.trials(found.id)
+        profile = store.profile(found.cluster.key)
+    data = tuning_data(found, trials, profile)
     if as_json:
-        output.print_json(tuning_data(found, trials) | {"request": found.to_data()})
+        output.print_json(data | {"request": found.to_data()})
     else:
-        _print_tuning(found, trials)
+        _print_tuning(found, trials, data)
 
 
-def _print_tuning(tuning: Tuning, trials: Sequence[Trial]) -> None:
+def _print_tuning(tuning: Tuning, trials: Sequence[Trial], data: dict[str, Any]) -> None:
+    from autotune.cli.explain_view import print_best_reasons
     from autotune.cli.tune_view import final_table
 
     workload, console = tuning.workload, output.console()
@@ -176,11 +180,14 @@ def _print_tuning(tuning: Tuning, trials: Sequence[Trial]) -> None:
         ("workload", f"sequence {workload.seq_len}, {workload.global_batch} sequences a step, {workload.dtype.value}"),
         ("state", " ".join(filter(None, (tuning.state.value, tuning.stop_reason, tuning.message)))),
         ("GPU-seconds spent", f"{tuning.gpu_s_spent:.1f}"),
+        ("sampler", tuning.sampler.value),
         ("created", f"{tuning.created_at:%Y-%m-%d %H:%M:%S} UTC"),
     ):
         table.add_row(name, value)
     console.print(table)
     console.print(final_table(trials, rows=None))
+    if data["best"]:
+        print_best_reasons(console, data)
 
 
 def history(

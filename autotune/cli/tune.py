@@ -128,7 +128,7 @@ def _run(service: TuningService, tuning: Tuning, *, as_json: bool, db: str | Non
         console.print(f"Interrupted; what was measured is kept. Go on with: {again}", soft_wrap=True)
         raise
     trials = service.trials(tuning.id)
-    data = tuning_data(ended, trials)
+    data = tuning_data(ended, trials, service.profile(ended))
     if as_json:
         output.print_json(data)
     else:

@@ -11,6 +11,7 @@ from rich.progress import BarColumn, Progress, SpinnerColumn, TaskID, TextColumn
 from rich.table import Table
 
 from autotune.cli import output
+from autotune.cli.explain_view import print_best_reasons
 from autotune.specs import (
     CollectiveRequest,
     LayerRequest,
@@ -195,9 +196,6 @@ def print_result(console: Console, tuning: Tuning, trials: Sequence[Trial], data
         f"peak memory {output.bytes_text(best['peak_memory_bytes'])} ({best['memory_source']})",
         soft_wrap=True,
     )
-    for plan in best["too_close_to_call"]:
-        console.print(f"  too close to call against {Plan.from_data(plan).key}: repeats cannot tell them apart")
-    for line in best["why"]:
-        console.print(f"  {line}", soft_wrap=True)
+    print_best_reasons(console, data)
     console.print(f"\nMeasure it again:  {own}", soft_wrap=True)
     console.print(f"Launch arguments:  autotune best --tuning {tuning.id} --for megatron", soft_wrap=True)

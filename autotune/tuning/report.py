@@ -7,27 +7,36 @@ from typing import Any
 
 import numpy as np
 
-from autotune.search.standing import Standing, peak_memory_bytes
-from autotune.specs import Plan, Trial, TrialState, Tuning
+from autotune.search.explanation import Explanation
+from autotune.search.standing import peak_memory_bytes
+from autotune.specs import Profile, Trial, Tuning
+from autotune.tuning.explanation import explain_best
 from autotune.tuning.service import Best, best_of
 
-Parts = dict[str, float]
 
+def tuning_data(tuning: Tuning, trials: Sequence[Trial], profile: Profile | None = None) -> dict[str, Any]:
+    """The object of `tune --json`: tuning, state, best, explanation, trials, gpu_s_spent (others script against it).
 
-def tuning_data(tuning: Tuning, trials: Sequence[Trial]) -> dict[str, Any]:
-    """The object of `tune --json`: tuning, state, best, trials, gpu_s_spent (others script against these names)."""
+    Args:
+        tuning: as it stands.
+        trials: its trials.
+        profile: of the cluster, for the estimates that the explanation needs beside the measurements.
+    """
     best = best_of(trials, tuning.cluster)
+    explanation = explain_best(best, tuning, profile) if best else None
     return {
         "tuning": tuning.id,
         "state": tuning.state.value,
         "stop_reason": tuning.stop_reason,
-        "best": best_data(best, tuning) if best else None,
+        "sampler": tuning.sampler.value,
+        "best": best_data(best, explanation, tuning) if best and explanation else None,
+        "explanation": explanation.to_data() if explanation else None,
         "trials": [trial_data(trial) for trial in trials],
         "gpu_s_spent": tuning.gpu_s_spent,
     }
 
 
-def best_data(best: Best, tuning: Tuning) -> dict[str, Any]:
+def best_data(best: Best, explanation: Explanation, tuning: Tuning) -> dict[str, Any]:
     """The winner: medians over its repeats, the worst peak of memory, and whether another plan may be as fast."""
     readings = [trial.reading for trial in best.trials if trial.reading is not None]
     return {
@@ -44,7 +53,8 @@ def best_data(best: Best, tuning: Tuning) -> dict[str, Any]:
         "repeats": best.standing.repeats,
         "interval": list(best.standing.interval),
         "too_close_to_call": [plan.to_data() for plan in best.too_close],
-        "why": why(best, tuning),
+        "preferred_because": best.reason or None,
+        "why": [item.text for item in explanation.losses],
     }
 
 
@@ -70,69 +80,6 @@ def trial_data(trial: Trial) -> dict[str, Any]:
         "setup_s": trial.setup_s,
         "fingerprint": trial.fingerprint_key,
     }
-
-
-def why(best: Best, tuning: Tuning) -> list[str]:
-    """One sentence for each of the three next plans of other degrees: where a step of it goes that ours does not."""
-    own = _parts(best.trials)
-    lines = []
-    for rival in _rivals(best):
-        parts = rival_parts(rival, best)
-        behind = 1.0 - rival.tokens_per_s_per_gpu / best.standing.tokens_per_s_per_gpu
-        lines.append(f"{rival.plan.key} is {behind:.1%} slower: {_difference(own, parts)}")
-    return lines
-
-
-def _rivals(best: Best) -> Sequence[Standing]:
-    """The fastest plan of each other (tp, pp, dp), at most three."""
-    seen = {_degrees(best.standing.plan)}
-    found = []
-    for standing in best.runners_up:
-        if _degrees(standing.plan) not in seen:
-            seen.add(_degrees(standing.plan))
-            found.append(standing)
-    return found[:3]
-
-
-def _degrees(plan: Plan) -> tuple[int, int, int]:
-    return (plan.tp, plan.pp, plan.dp)
-
-
-def rival_parts(rival: Standing, best: Best) -> Parts:
-    """The measured parts of a runner-up's step."""
-    return _parts([trial for trial in best.all_trials if trial.plan == rival.plan])
-
-
-def _parts(trials: Sequence[Trial]) -> Parts:
-    """Measured seconds of a step: computing, exposed communication, and the rest (bubble, launch gaps, waiting)."""
-    readings = [trial.reading for trial in trials if trial.reading is not None and trial.state is TrialState.COMPLETE]
-    step_s = _median([item.step_time_s for item in readings]) or 0.0
-    calc_s = _median([item.t_calc_s for item in readings])
-    exposed_s = _median([item.t_comm_exposed_s for item in readings])
-    if calc_s is None or exposed_s is None:
-        return {"step": step_s}
-    traced_s = _median([item.traced_step_s for item in readings]) or step_s
-    return {
-        "step": step_s,
-        "computing": calc_s,
-        "exposed communication": exposed_s,
-        "idle": _idle(traced_s, calc_s, exposed_s),
-    }
-
-
-def _idle(traced_s: float, calc_s: float, exposed_s: float) -> float:
-    return max(traced_s - calc_s - exposed_s, 0.0)
-
-
-def _difference(own: Parts, other: Parts) -> str:
-    """The parts of the rival's step that are longer, largest first; shares of our step."""
-    if set(own) != set(other) or len(own) == 1:
-        return "its step was not traced"
-    deltas = {name: other[name] - own[name] for name in own if name != "step"}
-    longer = sorted((name for name in deltas if deltas[name] > 0.01 * own["step"]), key=lambda name: -deltas[name])
-    if not longer:
-        return "no single part explains it"
-    return ", ".join(f"{name} {other[name] * 1e3:.0f} ms a step instead of {own[name] * 1e3:.0f} ms" for name in longer)
 
 
 def _median(values: Sequence[float | None]) -> float | None:

@@ -18,6 +18,7 @@ from autotune.specs import (
     ClusterSpec,
     ModelSpec,
     Plan,
+    Profile,
     SamplerName,
     Space,
     Trial,
@@ -141,6 +142,10 @@ class TuningService:
     def trials(self, tuning_id: str) -> Sequence[Trial]:
         """The trials of a tuning by number."""
         return self._store.trials(self._store.tuning(tuning_id).id)
+
+    def profile(self, tuning: Tuning) -> Profile | None:
+        """The newest profile of the tuning's cluster."""
+        return self._store.profile(tuning.cluster.key)
 
     def best(self, tuning_id: str) -> Best | None:
         """The winner of a tuning so far; None when nothing was measured."""

@@ -129,3 +129,39 @@ def test_on_cpus_any_model_gets_a_small_workload() -> None:
     )
     workload = read_workload(load_model("llama2-7b"), cluster, seq_len=None, global_batch=None, dtype=None)
     assert (workload.seq_len, workload.global_batch, workload.dtype) == (128, 16, DType.FP32)
+
+
+def test_plan_explains_its_best_plan(autotune: Command) -> None:
+    answer = autotune("plan", *REQUEST, "--explain", "--json").data
+    assert answer["rejection"] is None
+    assert {item["kind"] for item in answer["explanation"]["limits"]} >= {"compute"}
+    assert all(item["slower"] >= 0 or item["refusal"] for item in answer["explanation"]["losses"])
+    out = autotune("plan", *REQUEST, "--explain").out
+    for words in ("What limits it:", "Against other plans:", "What would help the best plan most", "(estimate)"):
+        assert words in out
+
+
+def test_plan_explains_why_a_plan_is_not_the_best(autotune: Command) -> None:
+    slow = autotune("plan", *REQUEST, "--plan", "tp=16,micro_batch=4", "--explain", "--json").data["rejection"]
+    assert slow["slower"] > 0.5
+    assert slow["parts"][0]["part"] == "TP communication"
+    large = autotune("plan", *REQUEST, "--plan", "tp=1", "--explain").out
+    assert "does not fit: pipeline stage 0" in large
+    illegal = autotune("plan", *REQUEST, "--plan", "tp=16,pp=2", "--explain")
+    assert illegal.status == 2
+
+
+def test_plan_scales(autotune: Command) -> None:
+    answer = autotune("plan", *REQUEST, "--scaling", "--json").data["scaling"]
+    assert [point["devices"] for point in answer["points"]][:4] == [2, 4, 8, 16]
+    assert answer["pays_up_to"] >= 16
+    out = autotune("plan", *REQUEST, "--scaling").out
+    for words in ("E(N)", "GPUs", "90 %", "estimates", "contribute at least 50%"):
+        assert words in out
+
+
+def test_estimate_names_the_part_that_dominates(autotune: Command) -> None:
+    plan = ("--plan", "tp=8,pp=2,micro_batch=1")
+    answer = autotune("estimate", *REQUEST, *plan, "--json").data
+    assert sum(answer["largest_parts"].values()) == pytest.approx(1.0)
+    assert "The step is mostly computing" in autotune("estimate", *REQUEST, *plan).out

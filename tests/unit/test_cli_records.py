@@ -93,6 +93,27 @@ def test_show_has_every_trial_and_the_request(autotune: Command, url: str) -> No
         assert word in out
 
 
+def test_show_explains_the_best_plan(autotune: Command, url: str) -> None:
+    answer = autotune("show", "tuning-1", "--db", url, "--json").data
+    assert answer["sampler"] == "tpe"
+    assert answer["best"]["why"] == [item["text"] for item in answer["explanation"]["losses"]]
+    assert answer["explanation"]["losses"][0]["source"] == "measured"
+    assert answer["explanation"]["losses"][0]["plan"] == SLOW.to_data()
+    out = autotune("show", "tuning-1", "--db", url).out
+    for words in ("What limits it:", "Against other plans:", "(measured)", "pp 2 instead of 1"):
+        assert words in out
+
+
+def test_of_plans_that_cannot_be_told_apart_the_other_is_named(autotune: Command, url: str) -> None:
+    with open_store(url) as store:
+        finish(store, 4, Plan(tp=4, dp=2), 1005.0)
+    best = autotune("best", "--db", url, "--json").data["best"]
+    assert best["plan"] == FAST.to_data()
+    assert best["too_close_to_call"] == [Plan(tp=4, dp=2).to_data()]
+    assert best["preferred_because"] is None
+    assert "too close to call against tp4" in autotune("show", "tuning-1", "--db", url).out
+
+
 def test_show_leaves_no_trial_out(autotune: Command, url: str) -> None:
     with open_store(url) as store:
         for number in range(4, 30):

@@ -1,0 +1,79 @@
+"""The explanation of a tuning: what limits its best plan, what each alternative loses, what would help."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from autotune.errors import MissingMeasurementError
+from autotune.search.explain import Loss, Step, changed, loss, measured_step
+from autotune.search.explanation import Explanation, explain_setting
+from autotune.search.limits import LimitKind, measured_limits
+from autotune.search.space import Runtime
+from autotune.search.standing import Standing
+from autotune.search.whatif import Setting
+from autotune.specs import Plan, Profile, Tuning
+from autotune.tuning.service import Best
+
+MOST_RIVALS = 3
+MOST_LINES = 8
+
+
+def explain_best(best: Best, tuning: Tuning, profile: Profile | None) -> Explanation:
+    """What was measured, and the estimates beside it; without estimates where the cluster has neither profile nor
+    catalog figures.
+    """
+    readings = [trial.reading for trial in best.trials if trial.reading is not None]
+    measured = _measured_losses(best, tuning)
+    setting = Setting(
+        model=tuning.model,
+        cluster=tuning.cluster,
+        workload=tuning.workload,
+        profile=profile,
+        space=tuning.space,
+        runtime=Runtime.TORCH,
+    )
+    plan = best.standing.plan
+    table = setting.plans()
+    try:
+        estimates = setting.estimates(table)
+    except MissingMeasurementError:
+        return Explanation(limits=measured_limits(readings, None), losses=measured, what_ifs=())
+    row = table.find(plan)
+    if row is None or not estimates.fits.any():
+        return Explanation(limits=measured_limits(readings, None), losses=measured, what_ifs=())
+    estimated = explain_setting(setting, table, estimates, plan)
+    shown = {item.change for item in measured}
+    memory = [item for item in estimated.limits if item.kind is LimitKind.MEMORY]
+    traced = measured_limits(readings, estimates.row(row))
+    return Explanation(
+        limits=[*traced, *memory] if traced else estimated.limits,
+        losses=[*measured, *(item for item in estimated.losses if item.change not in shown)][:MOST_LINES],
+        what_ifs=estimated.what_ifs,
+    )
+
+
+def _measured_losses(best: Best, tuning: Tuning) -> list[Loss]:
+    """Of the measured plans that tell most, fastest first."""
+    own = _step(best, best.standing, tuning)
+    plan = best.standing.plan
+    return [loss(plan, own, rival.plan, _step(best, rival, tuning)) for rival in _rivals(plan, best.runners_up)]
+
+
+def _rivals(plan: Plan, runners_up: Sequence[Standing]) -> list[Standing]:
+    """The fastest of each other (tp, pp, cp), three at most, and of each single other change."""
+    degrees, single, found = {(plan.tp, plan.pp, plan.cp)}, set(), []
+    for rival in runners_up:
+        dimensions = changed(plan, rival.plan)
+        other = (rival.plan.tp, rival.plan.pp, rival.plan.cp)
+        alone = tuple(dimensions[0]) if len(dimensions) == 1 else None
+        if (other not in degrees and len(degrees) <= MOST_RIVALS) or (alone and alone not in single):
+            found.append(rival)
+        degrees.add(other)
+        single.add(alone)
+    return found
+
+
+def _step(best: Best, standing: Standing, tuning: Tuning) -> Step:
+    readings = [trial.reading for trial in best.all_trials if trial.plan == standing.plan and trial.reading]
+    seconds = tuning.workload.tokens_per_step / (standing.tokens_per_s_per_gpu * tuning.cluster.devices)
+    return measured_step(readings, seconds)
