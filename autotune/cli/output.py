@@ -140,6 +140,11 @@ def count_text(value: float | None) -> str:
     return f"{value:,.0f}" if abs(value) >= 100 else f"{value:.3g}"
 
 
+def runs_text(count: int) -> str:
+    """How often a plan was measured: 1 run, 3 runs."""
+    return "1 run" if count == 1 else f"{count} runs"
+
+
 def percent_text(share: float | None) -> str:
     """A share as per cent."""
     return "-" if share is None else f"{share:.1%}"

@@ -148,7 +148,7 @@ def _speed(figures: dict[str, Any]) -> str:
     low, high = figures["interval"]
     return (
         f"{output.count_text(figures['tokens_per_s_per_gpu'])} "
-        f"(95 % interval {output.count_text(low)} to {output.count_text(high)}, {figures['repeats']} trials)"
+        f"(95 % interval {output.count_text(low)} to {output.count_text(high)}, {output.runs_text(figures['repeats'])})"
     )
 
 

@@ -109,9 +109,9 @@ def decide(standings: Sequence[Standing]) -> Decision:
     reason = ""
     if best is not fastest:
         behind = 1.0 - best.tokens_per_s_per_gpu / fastest.tokens_per_s_per_gpu
-        spare = (fastest.peak_bytes - best.peak_bytes) / 2**30
+        spare = 1.0 - best.peak_bytes / fastest.peak_bytes
         reason = (
-            f"preferred for its memory: it peaks {spare:.2f} GiB lower than {fastest.plan.key}, "
+            f"preferred for its memory: its peak is {spare:.0%} lower than that of {fastest.plan.key}, "
             f"which measured {behind:.1%} faster but cannot be told apart"
         )
     return Decision(best=best, tied=tied, reason=reason)

@@ -29,7 +29,7 @@ PART_WORDS = {
 }
 """The parts of an estimate in words."""
 
-DIMENSIONS: Sequence[Sequence[str]] = (
+DIMENSIONS: tuple[tuple[str, ...], ...] = (
     ("tp",), ("pp",), ("cp",), ("ep",), ("micro_batch",), ("zero_stage",), ("recompute",), ("sequence_parallel",),
     ("schedule", "vpp"),
 )  # fmt: skip
@@ -180,7 +180,7 @@ def loss(own_plan: Plan, own: Step, plan: Plan, other: Step, refusal: str = "") 
     )
 
 
-def changed(own: Plan, other: Plan) -> list[Sequence[str]]:
+def changed(own: Plan, other: Plan) -> list[tuple[str, ...]]:
     """The dimensions in which two plans differ."""
     return [names for names in DIMENSIONS if any(getattr(own, name) != getattr(other, name) for name in names)]
 
@@ -235,7 +235,10 @@ def misfit(estimates: EstimateTable, row: int) -> str:
 
 
 def losses(own: Plan, table: PlanTable, estimates: EstimateTable) -> list[Loss]:
-    """What each neighbour loses, by estimate; least first. `own` is a plan of the table."""
+    """What each neighbour loses, by estimate; least first. `own` is a plan of the table.
+
+    Of two that change the same things and one of them more (tp, and tp with sequence parallelism), the faster.
+    """
     row = table.find(own)
     assert row is not None, "the plan is one of the table"
     step = estimated_step(estimates.row(row))
@@ -243,7 +246,12 @@ def losses(own: Plan, table: PlanTable, estimates: EstimateTable) -> list[Loss]:
         loss(own, step, table.plan(i), estimated_step(estimates.row(i)), misfit(estimates, i))
         for i in neighbours(own, table, estimates)
     ]
-    return sorted(found, key=lambda item: (bool(item.refusal), item.slower))
+    kept: list[Loss] = []
+    for item in sorted(found, key=lambda item: (bool(item.refusal), item.slower)):
+        names = set(changed(own, item.plan))
+        if not any(names <= set(changed(own, other.plan)) or names >= set(changed(own, other.plan)) for other in kept):
+            kept.append(item)
+    return kept
 
 
 def largest_parts(found: Estimate) -> list[tuple[str, float]]:

@@ -74,7 +74,8 @@ def measured_limits(readings: Sequence[StepReading], estimate: Estimate | None) 
     within = ""
     if estimate is not None:
         bubble, launch = (value / estimate.step_time_s for value in (estimate.seconds.bubble, estimate.seconds.launch))
-        within = f"; of the estimated step {bubble:.0%} pipeline bubble, {launch:.0%} kernel launches"
+        if bubble + launch >= LEAST_SHARE:
+            within = f"; of the estimated step {bubble:.0%} pipeline bubble, {launch:.0%} kernel launches"
     mu = f" that nothing computes under; mu = T_comm / T_calc is {found.mu:.2f}"
     return _worth([
         _limit(LimitKind.COMPUTE, compute, Source.MEASURED, ""),

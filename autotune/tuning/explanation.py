@@ -65,7 +65,7 @@ def _rivals(plan: Plan, runners_up: Sequence[Standing]) -> list[Standing]:
     for rival in runners_up:
         dimensions = changed(plan, rival.plan)
         other = (rival.plan.tp, rival.plan.pp, rival.plan.cp)
-        alone = tuple(dimensions[0]) if len(dimensions) == 1 else None
+        alone = dimensions[0] if len(dimensions) == 1 else None
         if (other not in degrees and len(degrees) <= MOST_RIVALS) or (alone and alone not in single):
             found.append(rival)
         degrees.add(other)
