@@ -186,13 +186,13 @@ def print_result(console: Console, tuning: Tuning, trials: Sequence[Trial], data
     best = data["best"]
     if best is None:
         return
-    low, high = best["interval"]
+    (low, high), seconds = best["interval"], output.seconds_text
     console.print(f"\nBest plan: {Plan.from_data(best['plan']).key}", style="bold")
     console.print(
         f"  {output.count_text(best['tokens_per_s_per_gpu'])} tokens/s/GPU (95 % interval {output.count_text(low)} to "
-        f"{output.count_text(high)}, {output.runs_text(best['repeats'])}), "
-        f"step {output.seconds_text(best['step_time_s'])}: T_calc {output.seconds_text(best['t_calc_s'])}, T_comm {output.seconds_text(best['t_comm_s'])} "
-        f"({output.seconds_text(best['t_comm_exposed_s'])} exposed), mu {output.count_text(best['mu'])}, "
+        f"{output.count_text(high)}, {output.runs_text(best['repeats'])}), step {seconds(best['step_time_s'])}: "
+        f"T_calc {seconds(best['t_calc_s'])}, T_comm {seconds(best['t_comm_s'])} "
+        f"({seconds(best['t_comm_exposed_s'])} exposed), mu {output.count_text(best['mu'])}, "
         f"peak memory {output.bytes_text(best['peak_memory_bytes'])} ({best['memory_source']})",
         soft_wrap=True,
     )
