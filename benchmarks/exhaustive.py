@@ -1,6 +1,6 @@
 """Is the winner of a default tuning the best plan? Measures every legal plan of the same space and compares.
 
-Run: .venv/bin/python benchmarks/exhaustive.py [--ranks 4] [--max-trials 24]     prints JSON
+Run: .venv/bin/python benchmarks/exhaustive.py [--ranks 4] [--max-trials 24] [--out FILE | --sweep FILE]     prints JSON
 
 1. `autotune tune` with its defaults, in a fresh database.
 2. Every legal plan once, in random order, by the same step probe; one that is 1.5 times slower than the best so far
@@ -79,6 +79,7 @@ def main() -> None:
     parser.add_argument("--ranks", type=int, default=None)
     parser.add_argument("--max-trials", type=int, default=24)
     parser.add_argument("--out", type=Path, help="also write every measured plan's tokens/s/GPU to this JSON file")
+    parser.add_argument("--sweep", type=Path, help="take step 2 from a file that --out wrote on this machine")
     options = parser.parse_args()
     model, cluster = smallest(), discover(options.ranks)
     workload = read_workload(model, cluster, seq_len=None, global_batch=None, dtype=None)
@@ -97,7 +98,11 @@ def main() -> None:
         random.Random(0).shuffle(plans)
         with LocalProber(cluster, log_dir=Path(folder)) as prober:
             started = time.monotonic()
-            found = bench.sweep(prober, plans)
+            if options.sweep is None:
+                found = bench.sweep(prober, plans)
+            else:
+                earlier = json.loads(options.sweep.read_text())
+                found = {plan: earlier[plan.key] for plan in plans if plan.key in earlier}
             sweep_s = time.monotonic() - started
             fastest = sorted(found, key=lambda plan: -found[plan])[:5]
             finalists = list(dict.fromkeys([winner, *fastest]))
@@ -108,7 +113,7 @@ def main() -> None:
         "tune_s": tune_s,
         "tune_trials": len(data["trials"]),
         "tune_gpu_s": data["gpu_s_spent"],
-        "exhaustive_s": sweep_s,
+        "exhaustive_s": sweep_s if options.sweep is None else None,
         "winner": winner.key,
         "best": best.key,
         "winner_over_best": means[winner] / means[best],
