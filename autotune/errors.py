@@ -21,6 +21,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+_SHOWN = 120
+
+
+def _short(text: str) -> str:
+    """What a message repeats of a long text: its two ends."""
+    return text if len(text) <= 2 * _SHOWN else f"{text[:_SHOWN]}...{text[-_SHOWN:]}"
+
 
 class AutotuneError(Exception):
     """Base of all errors raised on purpose. `exit_code` is the CLI's exit status."""
@@ -41,7 +48,7 @@ class InputError(AutotuneError):
 
     def __init__(self, what: str, value: object, allowed: str) -> None:
         self.what, self.value, self.allowed = what, value, allowed
-        super().__init__(f"{what}: {value!r} cannot be used; {allowed}")
+        super().__init__(f"{_short(what)}: {_short(repr(value))} cannot be used; {allowed}")
 
 
 class UnknownNameError(InputError):

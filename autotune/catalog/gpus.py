@@ -11,8 +11,8 @@ from pydantic import Field, model_validator
 from autotune.catalog.data import rows, unknown
 from autotune.errors import InputError
 from autotune.specs import ClusterSpec, Device, DeviceKind, DType, Link, Spec
-from autotune.specs.cluster import Positive
-from autotune.specs.model import Count
+from autotune.specs.cluster import Rate
+from autotune.specs.model import ByteCount, Count
 
 _SHORTHAND = re.compile(r"(?P<gpu>[a-z0-9][a-z0-9.-]*):(?P<nodes>[1-9][0-9]{0,5})x(?P<gpus>[1-9][0-9]{0,5})")
 _FORM = "write GPU:NODESxGPUS_PER_NODE, for example a100-80gb-sxm:128x8"
@@ -40,9 +40,9 @@ class GpuEntry(Spec):
     title: str
     kind: DeviceKind
     drivers: tuple[str, ...]
-    memory_bytes: Count
-    memory_bytes_per_s: Positive
-    peak_flops_per_s: dict[DType, Positive]
+    memory_bytes: ByteCount
+    memory_bytes_per_s: Rate
+    peak_flops_per_s: dict[DType, Rate]
     intra: Link
     gpus_per_node: Count
     inter: Link | None = None

@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
-
-import yaml
 
 from autotune.catalog.gpus import cluster_from_shorthand, is_shorthand
 from autotune.catalog.hf import from_hf_config, is_hf_config
 from autotune.catalog.models import model, models
 from autotune.errors import InputError
 from autotune.specs import ClusterSpec, ModelSpec
+from autotune.specs.documents import read_document
 
 _SUFFIXES = {".yaml", ".yml", ".json"}
 
@@ -72,17 +70,7 @@ def _is_path(ref: str) -> bool:
 
 def _document(path: Path) -> dict[str, Any]:
     """The object in a YAML or JSON file. Raises InputError on anything else."""
-    if path.is_dir():
-        raise InputError(str(path), "a directory", "name the file in it")
-    try:
-        text = path.read_text(encoding="utf-8-sig")
-    except (OSError, UnicodeDecodeError) as error:
-        raise InputError(str(path), type(error).__name__, "a readable text file is needed") from None
-    try:
-        data = json.loads(text) if path.suffix.lower() == ".json" else yaml.safe_load(text)
-    except (ValueError, yaml.YAMLError, RecursionError) as error:
-        line = " ".join(str(error).split())
-        raise InputError(str(path), "text", f"a YAML or JSON document is needed ({line})") from None
+    data = read_document(path)
     if not isinstance(data, dict):
         raise InputError(str(path), type(data).__name__, "an object with named values is needed")
     return data

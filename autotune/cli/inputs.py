@@ -76,7 +76,8 @@ def read_workload(
 
     Tiny presets, and any model on CPUs, get sequences of 128 tokens and 16 of them a step, so that a step takes
     well under a second there. Others get 4096 tokens (at most the model's longest) and 16 sequences a device, at
-    most 1,024. There is at least one sequence a device.
+    most 1,024 or what of that the devices divide, so that plain data parallelism is legal on any number of devices.
+    There is at least one sequence a device.
     """
     from autotune.specs import DeviceKind, Workload
 
@@ -85,7 +86,7 @@ def read_workload(
     batch = TINY_GLOBAL_BATCH if small else min(SEQUENCES_PER_DEVICE * cluster.devices, MOST_GLOBAL_BATCH)
     data = {
         "seq_len": min(TINY_SEQ_LEN if small else SEQ_LEN, longest) if seq_len is None else seq_len,
-        "global_batch": max(batch, cluster.devices) if global_batch is None else global_batch,
+        "global_batch": max(batch // cluster.devices, 1) * cluster.devices if global_batch is None else global_batch,
         "dtype": _default_dtype(cluster) if dtype is None else dtype,
     }
     return Workload.from_data(data, "workload")
@@ -115,6 +116,9 @@ def read_space(
 
     numbers = {"tp": tp, "pp": pp, "micro_batch": micro_batch, "zero_stage": zero_stage}
     words = {"recompute": recompute, "schedule": schedule}
+    for key, text in {**words, "sequence_parallel": sequence_parallel}.items():
+        if text is not None and not _items(text):
+            raise InputError("--" + key.replace("_", "-"), text, "give at least one value")
     data: dict[str, object] = {key: _numbers(key, text) for key, text in numbers.items() if text is not None}
     data |= {key: _items(text) for key, text in words.items() if text is not None}
     if sequence_parallel is not None:

@@ -50,7 +50,7 @@ GlobalBatch = Annotated[
         "--global-batch",
         metavar="SEQUENCES",
         help="Sequences a step. Default: 16 for a tiny preset or on CPUs, else 16 a device up to 1024; at least one "
-        "a device.",
+        "a device, and a multiple of the devices.",
         rich_help_panel=_WORKLOAD,
     ),
 ]

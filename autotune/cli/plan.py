@@ -34,7 +34,7 @@ def plan(
     recompute: options.RecomputeModes = None,
     sequence_parallel: options.SequenceParallel = None,
     schedule: options.Schedules = None,
-    top: Annotated[int, typer.Option("--top", min=1, metavar="N", help="Plans to list.")] = 10,
+    top: Annotated[int, typer.Option("--top", min=1, max=10_000, metavar="N", help="Plans to list.")] = 10,
     explain: Annotated[
         bool,
         typer.Option("--explain", help="Say what limits the plan, what others lose against it, and what would help."),

@@ -5,12 +5,16 @@ from __future__ import annotations
 import hashlib
 import json
 from pathlib import Path
-from typing import Any, Self
+from typing import Annotated, Any, Self
 
-import yaml
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic_core import PydanticCustomError
 
 from autotune.errors import InputError
+from autotune.specs.documents import parse_document, read_document, to_yaml
+
+Name = Annotated[str, Field(min_length=1, max_length=200, pattern=r"^[^\x00-\x1f\x7f]+$")]
+"""What a user calls a thing. Without control characters: names are printed, and a terminal obeys those."""
 
 
 class Spec(BaseModel):
@@ -45,21 +49,12 @@ class Spec(BaseModel):
     def from_yaml(cls, text: str, what: str | None = None) -> Self:
         """Validates a YAML (or JSON) document. Raises InputError naming the bad key."""
         what = what or cls.__name__
-        try:
-            data = yaml.safe_load(text)
-        except yaml.YAMLError as error:
-            line = str(error).replace("\n", " ")
-            raise InputError(what, "text", f"a YAML or JSON document ({line})") from None
-        return cls.from_data(data, what)
+        return cls.from_data(parse_document(text, what), what)
 
     @classmethod
     def from_file(cls, path: str | Path) -> Self:
         """Reads a .yaml, .yml or .json file. Raises InputError on an unreadable or invalid file."""
-        try:
-            text = Path(path).read_text(encoding="utf-8")
-        except (OSError, UnicodeDecodeError) as error:
-            raise InputError(str(path), type(error).__name__, "a readable text file is needed") from None
-        return cls.from_yaml(text, str(path))
+        return cls.from_data(read_document(Path(path)), str(path))
 
     def to_data(self) -> dict[str, Any]:
         """Plain JSON-able data, enums as their values."""
@@ -71,7 +66,7 @@ class Spec(BaseModel):
 
     def to_yaml(self) -> str:
         """A YAML document in field order."""
-        return yaml.safe_dump(self.to_data(), sort_keys=False)
+        return to_yaml(self.to_data())
 
     def digest(self, *, without: frozenset[str] = frozenset()) -> str:
         """The first 16 hex digits of the SHA-256 of the canonical JSON, less the fields in `without`."""
@@ -80,16 +75,25 @@ class Spec(BaseModel):
         return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
+def mismatch(field: str, value: object, allowed: str) -> PydanticCustomError:
+    """What a validator of a whole record raises: the field that does not go with the others, and what would."""
+    return PydanticCustomError("mismatch", "{allowed}", {"field": field, "value": value, "allowed": allowed})
+
+
 def _input_error(error: ValidationError, what: str) -> InputError:
     """The first complaint of pydantic as one InputError; the number of further ones is told."""
     errors = error.errors(include_url=False)
     first = errors[0]
+    context = first.get("ctx", {})
     place = ".".join(str(part) for part in first["loc"])
-    name = f"{what}: {place}" if place else what
-    more = f" (and {len(errors) - 1} more)" if len(errors) > 1 else ""
-    if first["type"] == "extra_forbidden":
-        return InputError(name, first.get("input"), f"this key is not known{more}")
-    value = first.get("input")
-    if first["type"] == "missing":
+    value, message = first.get("input"), first["msg"]
+    if first["type"] == "mismatch":
+        place, value = ".".join(filter(None, (place, context["field"]))), context["value"]
+    elif first["type"] == "missing":
         value = None
-    return InputError(name, value, f"{first['msg']}{more}")
+    elif first["type"] == "extra_forbidden":
+        message = "this key is not known"
+    elif first["type"] == "int_type" and isinstance(value, float):
+        message = "write a whole number without point and exponent"
+    more = f" (and {len(errors) - 1} more)" if len(errors) > 1 else ""
+    return InputError(f"{what}: {place}" if place else what, value, message + more)

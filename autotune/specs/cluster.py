@@ -7,11 +7,17 @@ from typing import Annotated, Self
 
 from pydantic import Field, model_validator
 
-from autotune.specs.base import Spec
-from autotune.specs.model import Count
+from autotune.specs.base import Name, Spec, mismatch
+from autotune.specs.model import ByteCount, Count
 from autotune.specs.workload import DType
 
-Positive = Annotated[float, Field(gt=0)]
+MOST_DEVICES = 10_000_000
+"""A hundred times the largest cluster that was built; the layouts of more take long to list."""
+
+Rate = Annotated[float, Field(ge=1, le=1e24)]
+"""A rate in units a second. Any hardware's lies in these bounds, and seconds of any step stay finite in them."""
+
+Latency = Annotated[float, Field(gt=0, le=60)]
 
 
 class DeviceKind(StrEnum):
@@ -28,20 +34,20 @@ class Device(Spec):
     `peak_flops_per_s` holds dense matrix peaks by dtype. `memory_bytes` is what a rank may use at most.
     """
 
-    name: Annotated[str, Field(min_length=1)]
+    name: Name
     kind: DeviceKind
-    memory_bytes: Count
-    memory_bytes_per_s: Positive | None = None
-    peak_flops_per_s: dict[DType, Positive] = {}
+    memory_bytes: ByteCount
+    memory_bytes_per_s: Rate | None = None
+    peak_flops_per_s: dict[DType, Rate] = {}
     source: str = ""
 
 
 class Link(Spec):
     """One level of the network. `bytes_per_s` is one direction, for one device (intra) or one NIC (inter)."""
 
-    name: Annotated[str, Field(min_length=1)]
-    bytes_per_s: Positive | None = None
-    latency_s: Positive | None = None
+    name: Name
+    bytes_per_s: Rate | None = None
+    latency_s: Latency | None = None
     source: str = ""
 
 
@@ -51,7 +57,7 @@ class ClusterSpec(Spec):
     The devices of a node share `nics_per_node` NICs of `inter.bytes_per_s` each.
     """
 
-    name: Annotated[str, Field(min_length=1, max_length=200)]
+    name: Name
     nodes: Count
     gpus_per_node: Count
     device: Device
@@ -62,7 +68,10 @@ class ClusterSpec(Spec):
     @model_validator(mode="after")
     def _check(self) -> Self:
         if self.nodes > 1 and self.inter is None:
-            raise ValueError("a cluster of several nodes needs inter, the link between them")
+            raise mismatch("inter", None, "a cluster of several nodes needs inter, the link between them")
+        if self.devices > MOST_DEVICES:
+            allowed = f"nodes * gpus_per_node is {self.devices}; at most {MOST_DEVICES} devices are understood"
+            raise mismatch("nodes", self.nodes, allowed)
         return self
 
     @property

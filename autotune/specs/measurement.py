@@ -8,7 +8,7 @@ from typing import Annotated, Literal
 from pydantic import Field
 
 from autotune.specs.base import Spec
-from autotune.specs.model import Count, CountOrZero, ModelSpec
+from autotune.specs.model import ByteCount, Count, CountOrZero, ModelSpec
 from autotune.specs.plan import Plan, Recompute
 from autotune.specs.workload import Workload
 
@@ -62,7 +62,7 @@ class CollectiveRequest(Spec):
     op: CollectiveOp
     group_size: Annotated[int, Field(ge=2)]
     stride: Count = 1
-    sizes_bytes: Annotated[tuple[Count, ...], Field(min_length=1)]
+    sizes_bytes: Annotated[tuple[ByteCount, ...], Field(min_length=1)]
     warmup: CountOrZero = 2
     iterations: Count = 7
 

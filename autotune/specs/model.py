@@ -7,10 +7,17 @@ from typing import Annotated, Self
 
 from pydantic import Field, model_validator
 
-from autotune.specs.base import Spec
+from autotune.specs.base import Name, Spec, mismatch
 
-Count = Annotated[int, Field(ge=1)]
-CountOrZero = Annotated[int, Field(ge=0)]
+MOST = 2**31 - 1
+"""The largest count: tables of plans hold counts in 32 bits, and no model or cluster comes near."""
+
+MOST_LAYERS = 10_000
+"""The plans of a model are listed up to one layer a stage: more layers would only be a longer list."""
+
+Count = Annotated[int, Field(ge=1, le=MOST)]
+CountOrZero = Annotated[int, Field(ge=0, le=MOST)]
+ByteCount = Annotated[int, Field(ge=1, le=2**63 - 1)]
 
 
 class Norm(StrEnum):
@@ -50,8 +57,8 @@ class ModelSpec(Spec):
     always active; the first `dense_layers` keep the dense `ffn`.
     """
 
-    name: Annotated[str, Field(min_length=1, max_length=200)]
-    layers: Count
+    name: Name
+    layers: Annotated[int, Field(ge=1, le=MOST_LAYERS)]
     hidden: Count
     heads: Count
     kv_heads: Count
@@ -90,16 +97,26 @@ class ModelSpec(Spec):
     @model_validator(mode="after")
     def _check(self) -> Self:
         if self.heads % self.kv_heads:
-            raise ValueError(f"heads ({self.heads}) must be a multiple of kv_heads ({self.kv_heads})")
-        if self.experts and not (1 <= self.top_k <= self.experts and self.expert_ffn):
-            raise ValueError("a mixture of experts needs expert_ffn and 1 <= top_k <= experts")
-        if not self.experts and (self.top_k or self.expert_ffn or self.shared_experts or self.dense_layers):
-            raise ValueError("top_k, expert_ffn, shared_experts and dense_layers need experts > 0")
-        if self.dense_layers > self.layers:
-            raise ValueError(f"dense_layers ({self.dense_layers}) must not exceed layers ({self.layers})")
+            allowed = f"heads ({self.heads}) must be a multiple of kv_heads ({self.kv_heads})"
+            raise mismatch("kv_heads", self.kv_heads, allowed)
+        if self.experts:
+            self._check_experts()
+        else:
+            for name in ("top_k", "expert_ffn", "shared_experts", "dense_layers"):
+                if getattr(self, name):
+                    raise mismatch(name, getattr(self, name), f"{name} needs experts > 0")
         if self.position is Position.LEARNED and not self.max_positions:
-            raise ValueError("learned positions need max_positions")
+            raise mismatch("max_positions", self.max_positions, "learned positions need max_positions")
         return self
+
+    def _check_experts(self) -> None:
+        if not 1 <= self.top_k <= self.experts:
+            raise mismatch("top_k", self.top_k, f"a mixture of experts needs 1 <= top_k <= experts ({self.experts})")
+        if not self.expert_ffn:
+            raise mismatch("expert_ffn", self.expert_ffn, "a mixture of experts needs expert_ffn")
+        if self.dense_layers > self.layers:
+            allowed = f"dense_layers ({self.dense_layers}) must not exceed layers ({self.layers})"
+            raise mismatch("dense_layers", self.dense_layers, allowed)
 
     @property
     def key(self) -> str:

@@ -62,7 +62,7 @@ class Space(Spec):
     ep: tuple[int, ...] | None = None
     vpp: tuple[int, ...] | None = None
     micro_batch: tuple[int, ...] | None = None
-    zero_stage: tuple[int, ...] | None = None
+    zero_stage: tuple[Annotated[int, Field(ge=0, le=3)], ...] | None = None
     recompute: tuple[Recompute, ...] | None = None
     sequence_parallel: tuple[bool, ...] | None = None
     schedule: tuple[Schedule, ...] | None = None
