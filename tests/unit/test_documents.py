@@ -105,6 +105,11 @@ def test_a_cluster_that_cannot_be_names_its_field(change: dict[str, object], fie
     assert (caught.value.what, caught.value.value) == (f"c.yaml: {field}", value)
 
 
+def test_a_shorthand_of_too_many_devices_is_refused() -> None:
+    with pytest.raises(InputError, match="at most 10000000 devices"):
+        cluster_from_shorthand("a100-80gb-sxm:999999x999999")
+
+
 def test_counts_beyond_any_machine_are_refused_before_anything_is_computed() -> None:
     for name in ("seq_len", "global_batch"):
         with pytest.raises(InputError, match=f"{name}.*2147483647"):
