@@ -7,7 +7,7 @@ the ones that matter (search.physics).
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from autotune.specs import Workload
 
@@ -31,10 +31,12 @@ class Framework:
         overlap_sharded: the same with sharded state.
         tp_exposed: share of tensor-parallel communication that no computation hides.
         sharded_penalty: time a byte of gathering and scattering across nodes, over that of an all-reduce's half.
+        crossing_penalty: time a byte of any collective across nodes, over what the catalog's links would take.
         node_step_s: latency of gathering and scattering a node beyond the first; 0 for that of the network.
         rank_step_s: the same a rank.
         gathers_again: backward gathers the inputs of a sharded matrix once more.
         device_gap_s: device seconds between two kernels.
+        splits_messages: tp ranks send a tp-th of a pipeline message each, with or without sequence parallelism.
         half_gradients: gradients are kept and reduced in the compute dtype, whatever the workload's `grad_dtype`.
         gradient_copy: gradients of the compute dtype stay beside accumulated ones of `grad_dtype`.
         gathered_copy: with several replicas parameters of the compute dtype stay beside fp32 masters, in fp32 too.
@@ -43,7 +45,7 @@ class Framework:
         logit_scale: measured over counted bytes of logits and loss, without a pipeline.
         piped_logit_scale: the same on a pipeline's last stage.
         optimizer_scale: measured over counted bytes of optimizer state.
-        doubt: spread of the physical parameters over that of a framework whose constants were checked on published runs.
+        doubt: spread of the physical parameters, over that of a framework whose constants published runs confirm.
         fragmentation: reserved beyond allocated activations on a GPU, for each doubling of the micro-batches in flight.
         optimizer_passes: memory traffic of an optimizer step over the least (one fused kernel).
     """
@@ -61,11 +63,13 @@ class Framework:
     overlap_sharded: float = 0.5
     tp_exposed: float = 1.0
     sharded_penalty: float = 1.0
+    crossing_penalty: float = 1.0
     node_step_s: float = 0.0
     rank_step_s: float = 0.0
     optimizer_passes: float = 1.0
     device_gap_s: float = 2e-6
     gathers_again: bool = False
+    splits_messages: bool = False
     half_gradients: bool = False
     gradient_copy: bool = False
     gathered_copy: bool = False
@@ -74,7 +78,7 @@ class Framework:
     piped_logit_scale: float = 1.0
     optimizer_scale: float = 1.0
     fragmentation: float = 0.1
-    doubt: float = 3.0
+    doubt: float = 6.0
 
     def gradient_bytes(self, workload: Workload) -> int:
         """Bytes of one gradient as it is kept and reduced."""
@@ -90,9 +94,13 @@ MEGATRON = Framework(name="megatron", kernel_s=40e-6, traffic=1.0, accumulates=T
 
 MEGATRON_2021 = Framework(
     name="megatron-2021", kernel_s=70e-6, collective_s=20e-6, message_s=0.45e-3, traffic=0.8, fused_attention=False,
-    optimizer_passes=0.8, device_gap_s=3e-6, doubt=1.0, half_gradients=True, overlap=0.0, overlap_sharded=0.0,
+    optimizer_passes=0.8, device_gap_s=3e-6, doubt=1.0, half_gradients=True, splits_messages=True, overlap=0.0, overlap_sharded=0.0,
 )  # fmt: skip
-"""Megatron-LM of 2021-22 and Megatron-DeepSpeed: scores in memory, fused softmax."""
+"""Megatron-LM of 2021-22: scores in memory, fused softmax, no overlap, pipeline messages scattered over tp ranks
+(Narayanan et al. 2021, section 4.1)."""
+
+MEGATRON_DEEPSPEED = replace(MEGATRON_2021, name="megatron-deepspeed", splits_messages=False, crossing_penalty=2.5)
+"""Megatron-DeepSpeed of 2021-23: the same kernels, DeepSpeed's pipeline."""
 
 NANOTRON = Framework(
     name="nanotron", kernel_s=56e-6, collective_s=75e-6, message_s=0.12e-3, traffic=1.15, accumulates=True,
@@ -105,16 +113,16 @@ NANOTRON = Framework(
 FSDP = Framework(name="fsdp", kernel_s=57e-6, traffic=2.0, overlap=0.9, overlap_sharded=0.9, doubt=1.0)
 """Fully sharded data parallelism with prefetch, as llm-foundry, torchtitan and fms-fsdp run it."""
 
-FRAMEWORKS = {item.name: item for item in (TORCH, MEGATRON, MEGATRON_2021, NANOTRON, FSDP)}
+FRAMEWORKS = {item.name: item for item in (TORCH, MEGATRON, MEGATRON_2021, MEGATRON_DEEPSPEED, NANOTRON, FSDP)}
 
 _SOURCES = {
     "hf_ultrascale": NANOTRON,
     "hf_playbook_figs": NANOTRON,
-    "vtrain_single": MEGATRON_2021,
-    "vtrain_multi": MEGATRON_2021,
+    "vtrain_single": MEGATRON_DEEPSPEED,
+    "vtrain_multi": MEGATRON_DEEPSPEED,
     "megatron_sc21": MEGATRON_2021,
     "korthikanti22": MEGATRON_2021,
-    "bigscience_a100": MEGATRON_2021,
+    "bigscience_a100": MEGATRON_DEEPSPEED,
     "zero_bubble": MEGATRON_2021,
     "libai": MEGATRON_2021,
     "llm_foundry": FSDP,

@@ -128,7 +128,7 @@ class Network:
             return Cost(0.0, 0.0)
         key = (op, size, stride)
         if key not in self._costs:
-            self._costs[key] = self._sharded(self._fitted(*key) or self._from_catalog(*key), *key)
+            self._costs[key] = self._as_run(self._fitted(*key) or self._from_catalog(*key), *key)
         return self._costs[key]
 
     def _geometry(self, size: int, stride: int) -> Geometry:
@@ -144,16 +144,20 @@ class Network:
             return self._across(op, group, fit)
         return Cost(fit.latency_s * ring_steps(op, size), ring_traffic(op, size) / fit.bytes_per_s)
 
-    def _sharded(self, cost: Cost, op: CollectiveOp, size: int, stride: int) -> Cost:
-        """Gathering and scattering across nodes as the framework does it: flat rings, at a share of the rate."""
-        group = self._geometry(size, stride)
-        if op not in (CollectiveOp.ALL_GATHER, CollectiveOp.REDUCE_SCATTER) or not group.crosses_nodes:
+    def _as_run(self, cost: Cost, op: CollectiveOp, size: int, stride: int) -> Cost:
+        """A collective across nodes as the framework runs it, where exactly this one was not measured.
+
+        Gathering and scattering may be flat rings, whose latency is one of every rank.
+        """
+        group, framework = self._geometry(size, stride), self._framework
+        measured = any((fit.op, fit.group_size, fit.stride) == (op, size, stride) for fit in self._fits)
+        if measured or not group.crosses_nodes or op is CollectiveOp.SEND_RECV:
             return cost
-        if any((fit.op, fit.group_size, fit.stride) == (op, size, stride) for fit in self._fits):
+        cost = Cost(cost.alpha_s, cost.s_per_byte * framework.crossing_penalty)
+        if op not in (CollectiveOp.ALL_GATHER, CollectiveOp.REDUCE_SCATTER):
             return cost
-        hops = (group.nodes - 1) * self._framework.node_step_s + (size - 1) * self._framework.rank_step_s
-        alpha_s = hops if hops else cost.alpha_s
-        return Cost(alpha_s, cost.s_per_byte * self._framework.sharded_penalty)
+        hops = (group.nodes - 1) * framework.node_step_s + (size - 1) * framework.rank_step_s
+        return Cost(hops or cost.alpha_s, cost.s_per_byte * framework.sharded_penalty)
 
     def _across(self, op: CollectiveOp, group: Geometry, fit: LinkFit) -> Cost:
         """Another crossing layout than the fitted one: what the fit says of the link between nodes, on two levels.

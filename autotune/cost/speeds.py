@@ -18,8 +18,8 @@ DEVICE_OVERHEAD_BYTES = 2.0e9
 
 
 RESERVABLE = 0.84
-"""Assumption: share of a device's memory less the context that can safely be reserved before allocations fail. Successful
-runs of the nanotron sweep top out at 69 GiB of 80; none that was expected below 64 GiB ran out of memory."""
+"""Assumption: share of a device's memory less the context that can safely be reserved before allocations fail.
+Successful runs of the nanotron sweep top out at 69 GiB of 80; none expected below 64 GiB ran out of memory."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

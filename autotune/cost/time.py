@@ -132,7 +132,8 @@ class TimeModel:
 
     def _messages(self, rows: Rows, hops: FloatColumn) -> FloatColumn:
         """Sends to the next stage and back, m*v of each a rank and p-1 more to fill and drain the pipeline."""
-        size = rows.tokens * (stored_bytes(self._workload.dtype) * self._model.hidden) / rows.spread
+        size = rows.tokens * (stored_bytes(self._workload.dtype) * self._model.hidden)
+        size = size / (rows.tp if self._framework.splits_messages else rows.spread)
         once = self._message[0][rows.layout] + size * self._message[1][rows.layout]
         return 2.0 * hops * (once + self._delay_s)
 

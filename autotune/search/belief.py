@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
 
 from autotune.cost.estimate import EstimateTable
 from autotune.cost.table import PlanTable
+from autotune.search.carried import carried_prior
 from autotune.search.features import features
 from autotune.search.peaks import Peaks, peaks
 from autotune.search.physics import PARAMETERS, behaviour, prior_covariance
@@ -152,30 +153,30 @@ def calibrated(
     rows = np.array([i for i, _ in timed], dtype=np.intp)
     log_measured = np.log([estimates.tokens_per_step / (item.tokens_per_s_per_gpu or 1.0) for _, item in timed])
     log_measured = np.asarray(log_measured, dtype=np.float64) - np.log(estimates.devices)
-    taught = [item for item in lessons if item.log_speed is not None]
-    blank = (1.0,) + (0.0,) * (len(PARAMETERS) - 1)
-    slopes = np.array([item.slopes or blank for item in taught], dtype=np.float64).reshape(-1, len(PARAMETERS))
-    where = np.concatenate([points[rows], features(PlanTable.of([item.plan for item in taught]))])
-    noise = np.array([_noise(item) for _, item in timed] + [item.noise for item in taught], dtype=np.float64)
-    elsewhere = np.array([-(item.log_speed or 0.0) for item in taught], dtype=np.float64)
-    parameters, prior = np.zeros(len(PARAMETERS)), prior_covariance(estimates.framework)
+    mean, prior = _carried(lessons, estimates)
+    noise = np.array([_noise(item) for _, item in timed], dtype=np.float64)
+    parameters = mean
     for _ in range(MOST_ROUNDS):
         now = behaviour(estimates, parameters, rows)
-        residuals = log_measured - now.log_time + now.slopes @ parameters
-        found = fit(
-            Evidence(
-                points=where,
-                slopes=np.concatenate([now.slopes, slopes]),
-                residuals=np.concatenate([residuals, elsewhere]),
-                noise_sd=noise,
-            ),
-            prior,
-        )
-        moved = found.parameters - parameters
+        residuals = log_measured - now.log_time + now.slopes @ (parameters - mean)
+        found = fit(Evidence(points=points[rows], slopes=now.slopes, residuals=residuals, noise_sd=noise), prior)
+        moved = mean + found.parameters - parameters
         parameters = parameters + np.clip(moved, -1.0, 1.0)
         if not len(rows) or float(np.abs(moved).max()) < SETTLED:
             break
-    return found
+    return replace(found, parameters=parameters)
+
+
+def _carried(lessons: Sequence[Lesson], estimates: EstimateTable) -> tuple[Floats, Floats]:
+    """The parameters' prior after other tunings; a lesson that does not say what it exercised counts for all alike."""
+    taught = [item for item in lessons if item.log_speed is not None]
+    blank = (1.0,) + (0.0,) * (len(PARAMETERS) - 1)
+    return carried_prior(
+        np.array([item.slopes or blank for item in taught], dtype=np.float64).reshape(-1, len(PARAMETERS)),
+        np.array([-(item.log_speed or 0.0) for item in taught], dtype=np.float64),
+        np.array([item.noise for item in taught], dtype=np.float64),
+        prior_covariance(estimates.framework),
+    )
 
 
 def _noise(item: Observation) -> float:
@@ -206,7 +207,6 @@ def _memory(
         estimates,
         measured=[(i, item.peak_bytes) for i, item in seen if item.peak_bytes],
         out_of_memory=[i for i, item in seen if item.out_of_memory],
-        elsewhere=features(PlanTable.of([item.plan for item in taught])),
         shares=np.array([item.shares for item in taught], dtype=np.float64),
         log_peaks=np.array([item.log_peak for item in taught], dtype=np.float64),
     )

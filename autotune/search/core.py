@@ -40,6 +40,9 @@ from autotune.specs import (
 # The finite set that the sampler weighs one by one; a larger legal space is cut to the best estimates that may fit.
 MOST_CANDIDATES = 20_000
 FIRST_SETUP_S = 1.0
+NINETY_PERCENT = 1.645
+"""Standard deviations on either side of a normal mean that hold 90 %."""
+
 NOT_THE_PLANS_FAULT = frozenset({FailureKind.LOST, FailureKind.CANCELLED, FailureKind.UNAVAILABLE})
 
 
@@ -174,9 +177,22 @@ class Search:
         return verdict(self.belief(), budget, trials=self.trials, gpu_s_spent=gpu_s_spent)
 
     def estimate_of(self, plan: Plan) -> Estimate | None:
-        """The estimate of a plan of the table; None for a plan outside it."""
+        """The estimate of a plan of the table; None for a plan outside it.
+
+        The parts are the uncorrected estimate's; the interval of the step time and P(fits) are what is believed now.
+        """
         row = self.table.find(plan)
-        return None if row is None else self.estimates.row(row)
+        if row is None:
+            return None
+        belief = self.belief()
+        middle = self.workload.tokens_per_step / self.cluster.devices / float(np.exp(belief.log_mean[row]))
+        spread = float(np.exp(NINETY_PERCENT * belief.log_sd[row]))
+        return self.estimates.row(row).model_copy(
+            update={
+                "step_time_interval_s": (middle / spread, middle * spread),
+                "p_fits": float(belief.p_fits[row]),
+            }
+        )
 
     def standings(self) -> list[Standing]:
         """All fully measured plans, fastest first; repeats of a plan are pooled."""

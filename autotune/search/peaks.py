@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 from scipy.special import ndtr
 
 from autotune.cost.estimate import EstimateTable
+from autotune.search.carried import carried_prior
 from autotune.search.residual import Evidence, Fit, fit
 
 Floats = NDArray[np.float64]
@@ -30,7 +31,7 @@ sharply (ln): between 66 and 77 GiB of 80 in the nanotron sweep."""
 HARMLESS = 0.5
 """Share of a peak's deviation from its prediction that is cache: an allocator gives it back before it fails."""
 
-SAFE = 0.95
+SAFE = 0.98
 """A plan is called fitting at this probability."""
 
 
@@ -55,7 +56,6 @@ def peaks(
     *,
     measured: Sequence[tuple[int, float]],
     out_of_memory: Sequence[int],
-    elsewhere: Floats,
     shares: Floats,
     log_peaks: Floats,
 ) -> Peaks:
@@ -69,24 +69,21 @@ def peaks(
         estimates: of the plans.
         measured: (row, bytes reserved).
         out_of_memory: rows.
-        elsewhere: [l, d] features of plans of other tunings.
-        shares: [l, parameters] their terms.
+        shares: [l, parameters] terms of plans of other tunings.
         log_peaks: [l] ln(measured / predicted) of their peaks.
     """
-    predicted, slopes = np.log(np.maximum(estimates.reserved_bytes, 1.0)), term_shares(estimates)
-    shares = shares.reshape(-1, slopes.shape[1])
+    slopes = term_shares(estimates)
+    spread = np.diag(np.array(list(PRIOR_SD.values())) ** 2)
+    noise_sd = np.full(len(log_peaks), LESSON_NOISE)
+    carried, prior = carried_prior(shares.reshape(-1, slopes.shape[1]), log_peaks, noise_sd, spread)
+    predicted = np.log(np.maximum(estimates.reserved_bytes, 1.0)) + slopes @ carried
     limit = float(np.log(estimates.capacity_bytes * LIMIT_OVER_SAFE))
     rows = np.array([i for i, _ in measured], dtype=np.intp)
     residuals = np.log(np.array([found for _, found in measured], dtype=np.float64)) - predicted[rows]
 
     def conditioned(rows: NDArray[np.intp], residuals: Floats, noise: Sequence[float]) -> Fit:
-        evidence = Evidence(
-            points=np.concatenate([points[rows], elsewhere]),
-            slopes=np.concatenate([slopes[rows], shares]),
-            residuals=np.concatenate([residuals, log_peaks]),
-            noise_sd=np.array([*noise, *[LESSON_NOISE] * len(log_peaks)], dtype=np.float64),
-        )
-        return fit(evidence, np.diag(np.array(list(PRIOR_SD.values())) ** 2), AMPLITUDE)
+        evidence = Evidence(points=points[rows], slopes=slopes[rows], residuals=residuals, noise_sd=np.array(noise))
+        return fit(evidence, prior, AMPLITUDE)
 
     noise = [PEAK_NOISE] * len(rows)
     found = conditioned(rows, residuals, noise)

@@ -1,4 +1,4 @@
-"""What trials say of a cluster: corrections of the physical parameters behind every estimate, each with its uncertainty.
+"""What trials say of a cluster: corrections of the physical parameters behind the estimates, with their uncertainty.
 
 A parameter is ln(true / assumed) of one thing that can be faster or slower than assumed (TERMS); it multiplies one term
 of the step time. Priors are normal around zero with the spread that the assumptions showed between published sources
@@ -19,13 +19,13 @@ from autotune.cost.pieces import joined
 Floats = NDArray[np.float64]
 
 PRIOR_SD = {
-    "all": 0.1,
-    "compute": 0.05,
-    "exchange": 0.15,
-    "host": 0.2,
-    "messages": 0.25,
-    "gradients": 0.2,
-    "optimizer": 0.25,
+    "all": 0.05,
+    "compute": 0.025,
+    "exchange": 0.08,
+    "host": 0.1,
+    "messages": 0.12,
+    "gradients": 0.1,
+    "optimizer": 0.12,
 }
 """Standard deviation of each parameter before anything was measured, for a framework whose constants were checked."""
 

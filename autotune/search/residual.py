@@ -1,8 +1,8 @@
 """Calibration as regression: log(measured) = log(estimate(parameters)) + what plans alike share + noise.
 
 A Gaussian process: its kernel is that of Bayesian linear regression on the parameters' slopes (search.physics), plus a
-squared exponential over plan features. Rasmussen & Williams, Gaussian Processes for Machine Learning (2006), section 2.7 and algorithm 2.1;
-amplitude and length scale by maximal marginal likelihood over a small grid.
+squared exponential over plan features. Rasmussen & Williams, Gaussian Processes for Machine Learning (2006), section
+2.7 and algorithm 2.1; amplitude and length scale by maximal marginal likelihood over a small grid.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ Floats = NDArray[np.float64]
 FACTORS = (0.4, 0.7, 1.0, 1.5, 3.0)
 """Amplitudes that are tried, over the expected one."""
 
-LENGTHS = (0.7, 1.5, 3.0)
+LENGTHS = (0.5, 0.7, 1.0, 1.5)
 PRIOR_AMPLITUDE = 0.08
-PRIOR_LENGTH = 1.5
+PRIOR_LENGTH = 0.7
 OUTLIER = 3.0
 """Residuals of more standard deviations than this count less: their noise is taken to be what explains them."""
 

@@ -33,7 +33,7 @@ def judged(
             fits=np.array(fits),
             safe=np.array(fits),
             told=known,
-        ),  # fmt: skip
+        ),
     )
 
 
