@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from autotune.errors import InputError
+from autotune.errors import InputError, StoreError
 from autotune.settings import database_file, read_settings
 
 ELSEWHERE = "`autotune plan` ranks plans without any hardware"
@@ -20,11 +20,21 @@ def open_store(url: str | None = None, *, read_only: bool = False) -> SqlStore:
     """The store at `url`, by default the settings'."""
     from storage import open_store as open_sql_store
 
-    chosen = url or read_settings().database_url
-    file = database_file(chosen)
-    if url is None and file is not None and not read_only:
+    if not read_only:
+        make_folder(url)
+    return open_sql_store(url or read_settings().database_url, read_only=read_only)
+
+
+def make_folder(url: str | None) -> None:
+    """Makes the folder of the settings' SQLite file; one that `url` names must be there. Raises StoreError."""
+    file = database_file(read_settings().database_url)
+    if url or file is None:
+        return
+    try:
         file.parent.mkdir(parents=True, exist_ok=True)
-    return open_sql_store(chosen, read_only=read_only)
+    except (OSError, ValueError) as error:
+        reason = getattr(error, "strerror", None) or error
+        raise StoreError(f"{file} cannot be opened: its directory cannot be made ({reason})") from None
 
 
 def require_local(cluster: ClusterSpec) -> None:

@@ -48,7 +48,7 @@ def locate(url: str) -> Location:
         return Location(url=parsed.set(drivername="postgresql+psycopg"), path=None)
     if parsed.drivername not in {"sqlite", "sqlite+pysqlite"}:
         raise StoreError(f"database driver {parsed.drivername!r} is not supported; {ALLOWED}")
-    if not parsed.database or parsed.database == ":memory:" or parsed.query:
+    if not parsed.database or parsed.database == ":memory:" or "\0" in parsed.database or parsed.query:
         raise StoreError(f"a SQLite database must be a plain file, not {parsed.render_as_string()!r}; {ALLOWED}")
     path = Path(parsed.database).absolute()
     return Location(url=parsed.set(drivername="sqlite", database=str(path)), path=path)

@@ -54,13 +54,13 @@ def _sqlite_fault(error: sqlite3.Error, location: Location) -> StoreError:
 
 def _cannot_open(location: Location) -> StoreError:
     path = location.path
-    if path is None or not path.parent.is_dir():
+    if path is None or not os.path.isdir(path.parent):
         return StoreError(f"{location.name} cannot be opened: its directory does not exist")
-    if path.is_dir():
+    if os.path.isdir(path):
         return StoreError(f"{location.name} cannot be opened: it is a directory")
-    if not may(os.W_OK, path.parent) and may(os.R_OK, path if path.exists() else path.parent):
+    if not may(os.W_OK, path.parent) and may(os.R_OK, path if os.path.exists(path) else path.parent):
         return StoreReadOnlyError(f"{location.name} cannot be written: its directory is read-only")
-    return StoreError(f"{location.name} cannot be opened: " + ("no access" if path.exists() else "no such file"))
+    return StoreError(f"{location.name} cannot be opened: " + ("no access" if os.path.exists(path) else "no such file"))
 
 
 def _clean(error: BaseException, location: Location) -> str:

@@ -61,23 +61,27 @@ def frame(store: SessionStore, table: str) -> pd.DataFrame:
 
 
 def export(store: SessionStore, table: str, format: Format | str, path: str | Path, *, overwrite: bool = False) -> Path:
-    """Writes one table to a file, whole or not at all; returns its path.
+    """Writes one table to a file, whole or not at all; returns its path. A link is followed, not replaced.
 
     Raises:
         UnknownNameError: no such table or format.
-        InputError: the file exists and `overwrite` is not given, or it cannot be written.
+        InputError: the file exists and `overwrite` is not given, it is no regular file, or it cannot be written.
     """
     if format not in list(Format):
         raise UnknownNameError("format", str(format), list(Format))
-    target = Path(path)
-    if target.exists() and not overwrite:
-        raise InputError("path", str(target), "the file exists; name another one or allow overwriting")
+    target = Path(os.path.realpath(path))
+    if os.path.exists(target):
+        # The new file takes the old one's place by its name: a device such as /dev/null would be gone for everybody.
+        if not os.path.isfile(target):
+            raise InputError("path", str(path), "this exists and is no regular file; name another one")
+        if not overwrite:
+            raise InputError("path", str(path), "the file exists; name another one or allow overwriting")
     data = frame(store, table)
     try:
         _write_whole(target, lambda file: _write(data, Format(format), file))
     except OSError as error:
-        raise InputError("path", str(target), f"a file that can be written ({error.strerror})") from error
-    return target
+        raise InputError("path", str(path), f"a file that can be written ({error.strerror})") from error
+    return Path(path)
 
 
 def _query(table: str) -> tuple[list[InstrumentedAttribute[Any]], Select[*tuple[Any, ...]]]:

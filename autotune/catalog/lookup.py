@@ -47,11 +47,13 @@ def load_cluster(ref: str, stored: Callable[[str], ClusterSpec | None]) -> Clust
     Raises:
         InputError: none of the three, or one that cannot be used.
     """
-    if os.path.isfile(ref) or (_is_path(ref) and not is_shorthand(ref)):
+    if os.path.isfile(ref):
         return ClusterSpec.from_data(_document(Path(ref)), ref)
     found = stored(ref)
     if found is not None:
         return found
+    if _is_path(ref) and not is_shorthand(ref):
+        return ClusterSpec.from_data(_document(Path(ref)), ref)
     if is_shorthand(ref):
         return cluster_from_shorthand(ref)
     raise InputError(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from contextlib import closing
 from dataclasses import asdict
 from typing import TYPE_CHECKING
@@ -69,19 +70,17 @@ def stored_profile(cluster: ClusterSpec, db: str | None) -> Profile | None:
 def _is_there(db: str | None) -> bool:
     """Whether there is a database to ask: one that was named must be, the default SQLite file may not be yet."""
     file = database_file(database_url(db))
-    return db is not None or file is None or file.exists()
+    return bool(db) or file is None or os.path.exists(file)
 
 
 @app.command()
 def migrate(db: options.Database = None, as_json: options.AsJson = False) -> None:
     """Create the database, or bring its schema up to date."""
+    from autotune.wiring import make_folder
     from storage import maintenance
 
-    url = database_url(db)
-    file = database_file(url)
-    if db is None and file is not None:
-        file.parent.mkdir(parents=True, exist_ok=True)
-    done = maintenance.migrate(url)
+    make_folder(db)
+    done = maintenance.migrate(database_url(db))
     if as_json:
         output.print_json(asdict(done))
     elif done.found == done.now:

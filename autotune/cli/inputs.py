@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from autotune.errors import InputError, UnknownNameError
+from autotune.errors import InputError
 
 if TYPE_CHECKING:
     from autotune.specs import ClusterSpec, ModelSpec, Space, Workload
@@ -50,7 +51,9 @@ def read_model(ref: str | None, db: str | None) -> ModelSpec:
         return smallest()
     try:
         return load_model(ref)
-    except UnknownNameError:
+    except InputError:
+        if os.path.exists(ref):
+            raise
         for stored in stored_models(db):
             if stored.name == ref:
                 return stored

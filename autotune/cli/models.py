@@ -79,7 +79,7 @@ def import_model(
     spec = load_model(str(file))
     if name is not None:
         spec = ModelSpec.from_data(spec.to_data() | {"name": name}, "--name")
-    if any(preset.name == spec.name for preset in presets()):
+    if any(preset.name == spec.name.lower() for preset in presets()):
         raise InputError(
             "model", spec.name, "a preset has this name and would be found first: give another with --name"
         )

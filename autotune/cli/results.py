@@ -66,7 +66,7 @@ def _find_best(store: SqlStore, tuning_id: str | None) -> tuple[Tuning, Best]:
     """The tuning that was named, or the newest with a complete trial, and its best plan."""
     from autotune.tuning.service import best_of
 
-    for tuning in [store.tuning(tuning_id)] if tuning_id else store.tunings():
+    for tuning in [store.tuning(tuning_id)] if tuning_id is not None else store.tunings():
         found = best_of(store.trials(tuning.id), tuning.cluster)
         if found is not None:
             return tuning, found
@@ -191,7 +191,7 @@ def _print_tuning(tuning: Tuning, trials: Sequence[Trial], data: dict[str, Any])
 
 
 def history(
-    limit: Annotated[int, typer.Option("--limit", min=1, help="Tunings at most, newest first.")] = 20,
+    limit: Annotated[int, typer.Option("--limit", min=1, max=1_000_000, help="Tunings at most, newest first.")] = 20,
     db: options.Database = None,
     as_json: options.AsJson = False,
 ) -> None:

@@ -245,3 +245,42 @@ def test_an_unknown_sampler_is_named_with_the_known_ones(autotune: Command) -> N
     assert done.status == 2
     assert "oracle" in done.err
     assert "plan, tpe, gp, random, grid, rule" in done.err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "status", "word"),
+    [
+        (("history", "--db", "sqlite:///" + "a" * 300), 5, "cannot be opened"),
+        (("history", "--db", "sqlite:///a\0b"), 5, "plain file"),
+        (("history", "--limit", str(2**63)), 2, "--limit"),
+        (("show", "\udcffabcd"), 2, "tuning"),
+        (("show", "\0abcd"), 2, "tuning"),
+        (("best", "--tuning", ""), 2, "tuning"),
+    ],
+)
+def test_names_that_no_database_can_have(
+    autotune: Command, tmp_path: Path, arguments: tuple[str, ...], status: int, word: str
+) -> None:
+    url = f"sqlite:///{tmp_path / 'a.db'}"
+    open_store(url).close()
+    assert_refused(autotune(*arguments, *(() if "--db" in arguments else ("--db", url))), status, word)
+
+
+@pytest.mark.parametrize("arguments", [("db", "migrate"), ("cluster", "add", "a100-80gb-sxm:1x8"), ("history",)])
+def test_a_data_folder_that_cannot_be_made(
+    autotune: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, arguments: tuple[str, ...]
+) -> None:
+    (tmp_path / "file").touch()
+    monkeypatch.delenv("AUTOTUNE_DB", raising=False)
+    monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path / "file"))
+    assert_refused(autotune(*arguments), 5, "autotune.db")
+
+
+def test_a_stored_name_may_look_like_a_path(autotune: Command, tmp_path: Path) -> None:
+    url, file = f"sqlite:///{tmp_path / 'a.db'}", tmp_path / "model.yaml"
+    file.write_text(MODEL.to_yaml())
+    assert autotune("models", "import", file, "--name", "someone/little.yaml", "--db", url).status == 0
+    assert autotune("models", "show", "someone/little.yaml", "--db", url).status == 0
+    assert autotune("cluster", "add", "a100-80gb-sxm:1x8", "--name", "lab/a.yaml", "--db", url).status == 0
+    assert autotune("cluster", "show", "lab/a.yaml", "--db", url).status == 0
+    assert_refused(autotune("models", "import", file, "--name", "GPT2", "--db", url), 2, "GPT2", "preset")

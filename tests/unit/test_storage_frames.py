@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import os
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -43,6 +44,27 @@ PUBLISHED = [
     "tflops_per_gpu", "mfu", "iter_time_s", "peak_mem_gb", "mem_alloc_gb", "status", "net_state", "net_allreduce_GBps",
     "intra_allreduce_GBps", "note",
 ]  # fmt: skip
+
+
+def test_only_regular_files_are_replaced(store: SqlStore, tmp_path: Path) -> None:
+    pipe, link, aim = tmp_path / "pipe", tmp_path / "link.csv", tmp_path / "aim.csv"
+    os.mkfifo(pipe)
+    aim.write_text("old")
+    link.symlink_to(aim)
+    for path in (pipe, tmp_path):
+        with pytest.raises(InputError, match="no regular file"):
+            export(store, "trials", "csv", path, overwrite=True)
+    assert pipe.is_fifo()
+    with pytest.raises(InputError, match="file exists"):
+        export(store, "trials", "csv", link)
+    assert export(store, "trials", "csv", link, overwrite=True) == link
+    assert link.is_symlink()
+    assert "tokens_per_s_per_gpu" in aim.read_text()
+
+
+def test_a_name_that_no_file_can_have(store: SqlStore, tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="File name too long"):
+        export(store, "trials", "csv", tmp_path / ("x" * 300))
 
 
 @pytest.fixture
