@@ -49,6 +49,8 @@ def _sqlite_fault(error: sqlite3.Error, location: Location) -> StoreError:
         return StoreError(f"{location.name} is not a usable SQLite database: {error}")
     if code == sqlite3.SQLITE_BUSY:
         return StoreError(f"{location.name} is locked by another process that does not end its transaction")
+    if code in {sqlite3.SQLITE_FULL, sqlite3.SQLITE_IOERR}:
+        return StoreError(f"{location.name}: {error} (is there space left?)")
     return StoreError(f"{location.name}: {error}")
 
 

@@ -73,7 +73,9 @@ def backtest(
     repeat: Annotated[
         int, typer.Option("--repeat", min=1, help="Searches a group, each with its own seed.", rich_help_panel=_HOW)
     ] = 1,
-    seed: Annotated[int, typer.Option("--seed", min=0, help="Seed of the first search.", rich_help_panel=_HOW)] = 0,
+    seed: Annotated[
+        int, typer.Option("--seed", min=0, max=2**31 - 1, help="Seed of the first search.", rich_help_panel=_HOW)
+    ] = 0,
     db: options.Database = None,
     as_json: options.AsJson = False,
 ) -> None:

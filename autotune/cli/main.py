@@ -10,10 +10,13 @@ Importing this module loads typer and nothing heavy: commands import what they n
 
 from __future__ import annotations
 
+import errno
+import io
 import os
 import sys
 from collections.abc import Sequence
 from importlib.metadata import version
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -64,7 +67,18 @@ def root(
 def main(arguments: Sequence[str] | None = None) -> None:
     """Runs one command and exits. `arguments` are the process's own if None."""
     arguments = sys.argv[1:] if arguments is None else list(arguments)
+    _prepare_streams()
     sys.exit(_run(arguments))
+
+
+def _prepare_streams() -> None:
+    """Makes both outputs take any text: a closed one (`>&-`) swallows it, a narrow encoding gets escapes."""
+    for name in ("stdout", "stderr"):
+        stream = getattr(sys, name)
+        if stream is None:
+            setattr(sys, name, Path(os.devnull).open("w", encoding="utf-8"))  # noqa: SIM115 (open to the end)
+        elif isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")
 
 
 # What typer raises for a wrong command line. The class has moved between its releases, its place above BadParameter
@@ -86,10 +100,20 @@ def _run(arguments: Sequence[str]) -> int:
         output.print_error("interrupted")
         return 130
     except BrokenPipeError:
-        # The reader of our output went away (`autotune history | head`): not an error of ours. Python would complain
-        # once more when it flushes standard output at exit.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        # The reader of our output went away (`autotune history | head`): not an error of ours.
+        _give_up_output()
         return 1
+    except OSError as error:
+        if error.errno not in {errno.ENOSPC, errno.EDQUOT, errno.EIO}:
+            raise
+        _give_up_output()
+        output.print_error(f"the output cannot be written: {error.strerror}")
+        return 1
+
+
+def _give_up_output() -> None:
+    """Python would complain once more when it flushes standard output at exit."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _report(error: AutotuneError, *, as_json: bool) -> int:

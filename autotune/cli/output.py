@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from autotune.errors import AutotuneError, InputError, NothingFitsError
@@ -11,8 +13,6 @@ from autotune.errors import AutotuneError, InputError, NothingFitsError
 PIPE_WIDTH = 160
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     from rich.console import Console
     from rich.table import Table
 
@@ -34,9 +34,19 @@ def print_spec(spec: Spec, *, as_json: bool) -> None:
 
 
 def write_text(path: Path, text: str) -> None:
-    """Writes a file. Raises InputError if that cannot be done."""
+    """Writes a file, whole or not at all (a device or pipe as it comes). Raises InputError if that cannot be done."""
+    text = text if text.endswith("\n") else text + "\n"
+    target = Path(os.path.realpath(path))  # a link is followed, not replaced
+    part = target.with_name(f".{target.name}.{os.getpid()}")
     try:
-        path.write_text(text if text.endswith("\n") else text + "\n", encoding="utf-8")
+        if os.path.exists(target) and not os.path.isfile(target):
+            target.write_text(text, encoding="utf-8")
+            return
+        try:
+            part.write_text(text, encoding="utf-8")
+            part.replace(target)
+        finally:
+            part.unlink(missing_ok=True)
     except OSError as error:
         raise InputError(str(path), error.strerror or type(error).__name__, "a file that can be written") from None
 

@@ -61,6 +61,10 @@ def test_the_speed_follows_from_the_iteration_time(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("cells", "column"),
     [
+        ({"layers": 10_001}, "layers"),
+        ({"seq_len": "1e30"}, "seq_len"),
+        ({"pp": 2**31}, "pp"),
+        ({"model_name": "a\x1b[31m"}, "model_name"),
         ({"tp": 2}, "num_gpus"),
         ({"gpu": "H900"}, "gpu"),
         ({"gpu": "H100", "gpu_mem_gb": 96}, "gpu_mem_gb"),

@@ -7,9 +7,11 @@ import multiprocessing
 import os
 import pwd
 import sqlite3
+import subprocess
 import sys
 import tempfile
 from pathlib import Path
+from typing import Any
 
 import pytest
 from commands import Command, Done
@@ -67,6 +69,9 @@ def assert_refused(done: Done, status: int, *words: str) -> None:
         (("probe", "collective", "--cluster", "a100-80gb-sxm:1x8", "--group-size", "3"), ("--group-size", "3", "8")),
         (("cluster", "discover", "--memory-gib", "0"), ("--memory-gib", "0")),
         (("cluster", "discover", "--ranks", "0"), ("ranks", "0")),
+        (("cluster", "discover", "--memory-gib", "nan"), ("--memory-gib", "nan")),
+        (("cluster", "discover", "--memory-gib", "1e300"), ("--memory-gib", "1e+300")),
+        (("backtest", "runs.csv", "--seed", str(2**63)), ("--seed",)),
         (("tune", "--no-such-option"), ("--no-such-option", "--help")),
         (("no-such-command",), ("no-such-command",)),
     ],
@@ -284,3 +289,24 @@ def test_a_stored_name_may_look_like_a_path(autotune: Command, tmp_path: Path) -
     assert autotune("cluster", "add", "a100-80gb-sxm:1x8", "--name", "lab/a.yaml", "--db", url).status == 0
     assert autotune("cluster", "show", "lab/a.yaml", "--db", url).status == 0
     assert_refused(autotune("models", "import", file, "--name", "GPT2", "--db", url), 2, "GPT2", "preset")
+
+
+def _run(*arguments: str, **how: Any) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-c", "from autotune.cli.main import main; main()", *arguments]
+    return subprocess.run(command, check=False, timeout=60, text=True, **how)
+
+
+@pytest.mark.skipif(not Path("/dev/full").is_char_device(), reason="the system has no /dev/full")
+def test_an_output_that_is_full_is_one_line() -> None:
+    with Path("/dev/full").open("w") as full:
+        done = _run("gpus", "--json", stdout=full, stderr=subprocess.PIPE)
+    assert (done.returncode, done.stderr) == (1, "error: the output cannot be written: No space left on device\n")
+
+
+def test_an_output_that_knows_ascii_only_gets_escapes(autotune: Command, tmp_path: Path) -> None:
+    url = f"sqlite:///{tmp_path / 'a.db'}"
+    assert autotune("cluster", "add", "a100-80gb-sxm:1x8", "--name", "größer", "--db", url).status == 0
+    environment = {**os.environ, "PYTHONIOENCODING": "ascii"}
+    done = _run("cluster", "list", "--db", url, env=environment, capture_output=True)
+    assert done.returncode == 0
+    assert r"gr\xf6\xdfer" in done.stdout

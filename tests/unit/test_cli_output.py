@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import os
+from pathlib import Path
+
 import pytest
 
-from autotune.cli.output import bytes_text, count_text, print_launch, rate_text, seconds_text
+from autotune.cli.output import bytes_text, count_text, print_launch, rate_text, seconds_text, write_text
 from autotune.export import LaunchArguments
 
 
@@ -47,3 +50,25 @@ def test_a_launch_command_keeps_its_variables_and_quotes_the_rest(capsys: pytest
     assert """torchrun --rdzv-endpoint "$MASTER_ADDR:$MASTER_PORT" 'a file.py'""" in out
     assert "x.yaml" in out
     assert "note: fill in y" in out
+
+
+def test_a_file_is_written_whole_or_not_at_all(tmp_path: Path) -> None:
+    file, link = tmp_path / "a.yaml", tmp_path / "link.yaml"
+    link.symlink_to(file)
+    write_text(link, "a: 1")
+    assert file.read_text() == "a: 1\n"
+    assert link.is_symlink()
+    with pytest.raises(UnicodeEncodeError):
+        write_text(file, "b: \ud800")
+    assert file.read_text() == "a: 1\n"
+    assert sorted(tmp_path.iterdir()) == [file, link]
+
+
+def test_a_pipe_is_written_to_and_not_replaced(tmp_path: Path) -> None:
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    reader = os.open(pipe, os.O_RDONLY | os.O_NONBLOCK)
+    write_text(pipe, "a: 1")
+    assert os.read(reader, 100) == b"a: 1\n"
+    os.close(reader)
+    assert pipe.is_fifo()

@@ -56,7 +56,7 @@ def test_ranks_and_memory_can_be_chosen() -> None:
 @on_cpu
 @pytest.mark.parametrize(
     ("ranks", "memory_bytes", "what"),
-    [(0, None, "ranks"), (-1, None, "ranks"), (2, 0, "memory"), (2, 1 << 60, "memory")],
+    [(0, None, "ranks"), (-1, None, "ranks"), (10**9, None, "ranks"), (2, 0, "memory"), (2, 1 << 60, "memory")],
 )
 def test_what_this_machine_cannot_give_is_one_clear_error(ranks: int, memory_bytes: int | None, what: str) -> None:
     with pytest.raises(InputError) as error:

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from autotune.errors import InputError
+from autotune.specs.model import MOST
 
 REQUIRED = (
     "source", "group", "layers", "hidden", "heads", "ffn", "seq_len", "gpu", "gpus_per_node", "num_gpus",
@@ -65,8 +66,8 @@ class Cells:
             raise self.bad(column, "must be above 0 (leave it empty if unknown)")
         return value
 
-    def count(self, column: str, default: int | None = None) -> int:
-        """A whole number of at least 1 ("8" and "8.0" alike)."""
+    def count(self, column: str, default: int | None = None, *, most: int = MOST) -> int:
+        """A whole number from 1 to `most` ("8" and "8.0" alike)."""
         value = self.figure(column)
         if value is None:
             if default is None:
@@ -74,6 +75,8 @@ class Cells:
             return default
         if value != int(value) or value < 1:
             raise self.bad(column, "must be a whole number of at least 1")
+        if value > most:
+            raise self.bad(column, f"must be at most {most}")
         return int(value)
 
     def truth(self, column: str) -> bool:

@@ -7,6 +7,7 @@ from functools import lru_cache
 
 from autotune.cost.parameters import total_parameters
 from autotune.specs import ModelSpec, Norm, Position
+from autotune.specs.model import MOST_LAYERS
 from autotune.tuning.backtest.cells import Cells
 
 GPT2_VOCABULARY = 51_200
@@ -33,15 +34,19 @@ def model_of(cells: Cells) -> ModelSpec:
     """
     heads = cells.count("heads")
     dims = (
-        cells.count("layers"), cells.count("hidden"), heads, cells.count("kv_heads", heads), cells.count("ffn"),
-        cells.count("vocab", GPT2_VOCABULARY), cells.count("seq_len"),
+        cells.count("layers", most=MOST_LAYERS), cells.count("hidden"), heads,
+        cells.count("kv_heads", heads), cells.count("ffn"), cells.count("vocab", GPT2_VOCABULARY),
+        cells.count("seq_len"),
     )  # fmt: skip
     if dims[1] % heads:
         raise cells.bad("heads", f"must divide hidden ({dims[1]})")
     if heads % dims[3]:
         raise cells.bad("kv_heads", f"must divide heads ({heads})")
     billions = cells.positive("params_b")
-    model, deviation = _closest(cells.values.get("model_name") or "unnamed", dims, billions)
+    name = cells.text("model_name", "unnamed")
+    if not name.isprintable():
+        raise cells.bad("model_name", "must have no control characters")
+    model, deviation = _closest(name, dims, billions)
     if deviation > MOST_DEVIATION:
         counted = total_parameters(model) / BILLION
         raise cells.bad("params_b", f"these dimensions make a dense decoder of {counted:.3g} billion parameters")
