@@ -47,6 +47,7 @@ class Framework:
         optimizer_scale: measured over counted bytes of optimizer state.
         doubt: spread of the physical parameters, over that of a framework whose constants published runs confirm.
         fragmentation: reserved beyond allocated activations on a GPU, for each doubling of the micro-batches in flight.
+        fragmentation_by_tp: what each doubling of tp adds to it.
         optimizer_passes: memory traffic of an optimizer step over the least (one fused kernel).
     """
 
@@ -78,6 +79,7 @@ class Framework:
     piped_logit_scale: float = 1.0
     optimizer_scale: float = 1.0
     fragmentation: float = 0.1
+    fragmentation_by_tp: float = 0.0
     doubt: float = 6.0
 
     def gradient_bytes(self, workload: Workload) -> int:
@@ -94,7 +96,8 @@ MEGATRON = Framework(name="megatron", kernel_s=40e-6, traffic=1.0, accumulates=T
 
 MEGATRON_2021 = Framework(
     name="megatron-2021", kernel_s=70e-6, collective_s=20e-6, message_s=0.45e-3, traffic=0.8, fused_attention=False,
-    optimizer_passes=0.8, device_gap_s=3e-6, doubt=1.0, half_gradients=True, splits_messages=True, overlap=0.0, overlap_sharded=0.0,
+    optimizer_passes=0.8, device_gap_s=3e-6, doubt=1.0, half_gradients=True, splits_messages=True,
+    overlap=0.0, overlap_sharded=0.0,
 )  # fmt: skip
 """Megatron-LM of 2021-22: scores in memory, fused softmax, no overlap, pipeline messages scattered over tp ranks
 (Narayanan et al. 2021, section 4.1)."""
@@ -105,8 +108,9 @@ MEGATRON_DEEPSPEED = replace(MEGATRON_2021, name="megatron-deepspeed", splits_me
 NANOTRON = Framework(
     name="nanotron", kernel_s=56e-6, collective_s=75e-6, message_s=0.12e-3, traffic=1.15, accumulates=True,
     splits_by_cost=True, bucket_bytes=25e6, sharded_penalty=1.8, node_step_s=37e-6, rank_step_s=33e-6,
-    optimizer_passes=1.5, overlap=0.4, overlap_sharded=0.0, gathers_again=True, gradient_copy=True, gathers_kept=0.9,
-    logit_scale=1.2, piped_logit_scale=0.6, optimizer_scale=1.17, fragmentation=0.25, doubt=1.0,
+    optimizer_passes=1.5, overlap=0.4, overlap_sharded=0.0, gathers_again=True, gradient_copy=True, gathers_kept=0.84,
+    logit_scale=1.37, piped_logit_scale=0.65, optimizer_scale=1.15, fragmentation=0.15, fragmentation_by_tp=0.04,
+    doubt=1.0,
 )  # fmt: skip
 """nanotron of 2024-25: parameters in bf16, gradients added to fp32 by a hook, buckets of DistributedDataParallel."""
 

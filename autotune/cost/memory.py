@@ -25,7 +25,7 @@ GATHERED_LAYERS = 2.0
 WORKSPACE_BYTES = 0.4e9
 """Reserved on a GPU whatever the plan: workspaces of matrix products, small tensors, half-used blocks."""
 
-MOST_IN_FLIGHT = 8.0
+MOST_IN_FLIGHT = 10.0
 """More micro-batches in flight than this fragment memory no further (seen up to 32)."""
 
 
@@ -171,7 +171,8 @@ class MemoryModel:
             return np.zeros(1)
         pp, vpp = self._layouts.pp[rows.layout], self._layouts.vpp[rows.layout]
         flying = in_flight(stage, pp, vpp, rows.micro_batches, rows.schedule)
-        share: FloatColumn = self._fragmentation * np.log2(np.clip(flying, 1.0, MOST_IN_FLIGHT))
+        rate = self._fragmentation + self._framework.fragmentation_by_tp * np.log2(rows.tp)
+        share: FloatColumn = rate * np.log2(np.clip(flying, 1.0, MOST_IN_FLIGHT))
         return share
 
     def _losses(self, slot: int, rows: Rows) -> tuple[FloatColumn, FloatColumn]:

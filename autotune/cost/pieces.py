@@ -40,7 +40,7 @@ SHARPNESS = 4.0
 """How abruptly the slower of host and device takes over: the norm that joins them (infinity: the maximum)."""
 
 
-AHEAD, AHEAD_POWER = 1.33, 2.2
+AHEAD, AHEAD_POWER = 1.47, 3.4
 """Where and how abruptly a host gets ahead of its device (nanotron sweep: what memory of gathered inputs stays)."""
 
 

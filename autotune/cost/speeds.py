@@ -28,7 +28,8 @@ class Speeds:
 
     A GPU works through what the host has launched: the slower of the two sets the pace. With `queued` false (a CPU,
     or a fit whose launches are in its device time) both add up. `traffic` multiplies the counted bytes of small
-    kernels; a fit has it in its rate.
+    kernels; a fit has it in its rate. `share` is the part of its full speed at which a device computes while all of
+    its node do: below 1 for CPU ranks that share too few cores. Fits were made under that load.
     """
 
     launch_s: float
@@ -37,6 +38,7 @@ class Speeds:
     s_per_byte: float
     traffic: float
     queued: bool
+    share: float
     gemm: Gemm
     basis: Basis
 
@@ -59,6 +61,7 @@ def speeds_of(
             s_per_byte=1.0 / fit.bytes_per_s if fit.bytes_per_s else 0.0,
             traffic=1.0,
             queued=False,
+            share=core_share(cluster),
             gemm=gemm,
             basis=Basis.PROFILE,
         )
@@ -74,9 +77,15 @@ def speeds_of(
         s_per_byte=1.0 / (cluster.device.memory_bytes_per_s * MEMORY_EFFICIENCY),
         traffic=framework.traffic,
         queued=True,
+        share=core_share(cluster),
         gemm=gemm,
         basis=Basis.CATALOG,
     )
+
+
+def core_share(cluster: ClusterSpec) -> float:
+    """Cores a rank, 1 at most; 1 for devices that compute on their own."""
+    return 1.0 if cluster.node_cores is None else min(1.0, cluster.node_cores / cluster.gpus_per_node)
 
 
 def peak_flops_per_s(cluster: ClusterSpec, workload: Workload) -> float | None:

@@ -93,6 +93,8 @@ class TimeModel:
         paced = joined(device, host, queued=self._speeds.queued)
         # Idle micro-batches of the slowest stage while the pipeline fills and drains: (p - 1) / v with equal stages.
         idle = np.maximum(self._whole[shape] / slowest - 1.0, 0.0) / vpp
+        # While some ranks of a node idle, others that share its cores compute faster than the fit, made with all busy.
+        idle = np.maximum(self._speeds.share * (m + idle) - m, 0.0)
         passes = m + idle
         messages = self._messages(rows, np.where(pp > 1, m * vpp + pp - 1.0, 0.0))
         gradients, hideable, beside, tied = communication(self._gradients, rows, paced, self._framework)

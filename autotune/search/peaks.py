@@ -15,16 +15,18 @@ from autotune.search.residual import Evidence, Fit, fit
 
 Floats = NDArray[np.float64]
 
-PRIOR_SD = {"all": 0.06, "activations": 0.12, "gathered": 0.4, "fragmentation": 0.4, "optimizer": 0.1}
+PRIOR_SD = {"all": 0.03, "activations": 0.06, "gathered": 0.3, "fragmentation": 0.3, "optimizer": 0.1}
 """Standard deviation of ln(measured / predicted) of each term before anything was measured."""
 
-AMPLITUDE = 0.06
+AMPLITUDE = 0.10
 """Spread of what similar plans share beyond that."""
 
-PEAK_NOISE = 0.03
+PEAK_NOISE = 0.08
+"""What a plan's peak is off by on its own: allocators scatter, and it says nothing of other plans."""
+
 OOM_NOISE = 0.05
 
-LIMIT_OVER_SAFE, LIMIT_SD = 1.10, 0.06
+LIMIT_OVER_SAFE, LIMIT_SD = 1.13, 0.06
 """Where plans of a predicted peak run out of memory as often as not, over the safe limit (`capacity_bytes`), and how
 sharply (ln): between 66 and 77 GiB of 80 in the nanotron sweep."""
 

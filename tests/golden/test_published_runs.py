@@ -1,13 +1,12 @@
 """Uncalibrated estimates against published runs: catalog figures and each framework's constants, no trial told.
 
-The constants of the frameworks were chosen on published runs of the same sources (docs/calibration.md says how, and what
-they reach on sources left out), so these rows hold the figures in place; they are no independent proof.
+The constants of the frameworks were chosen on published runs of the same sources (docs/calibration.md says how, and
+what they reach on sources left out), so these rows hold the figures in place; they are no independent proof.
 """
 
 from __future__ import annotations
 
 import numpy as np
-import pytest
 
 from autotune.catalog import cluster_from_shorthand
 from autotune.cost.estimate import estimate
