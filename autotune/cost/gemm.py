@@ -4,7 +4,8 @@ time = flops / (peak * best) * (1 + depth / k) * (1 + waves / w), with w = m*n /
 128 x 128 a processor: a short k pays for filling and draining the pipeline of a tile, few tiles leave processors idle
 (tile and wave quantisation, NVIDIA's Matrix Multiplication Background guide, smoothed). The three constants a
 generation were fitted to 1,615-2,160 published bf16 timings each (m >= 512, n and k >= 256); leaving out all
-shapes of one m changes them by under a tenth, and the timings left out are met within 4-12 % on average.
+shapes of one m moves best and depth by under a tenth and waves by up to a quarter, and the timings left out are met
+within 4-12 % on average.
 """
 
 from __future__ import annotations
