@@ -92,10 +92,12 @@ class TimeModel:
         device = compute + tp + cp + ep
         paced = joined(device, host, queued=self._speeds.queued)
         # Idle micro-batches of the slowest stage while the pipeline fills and drains: (p - 1) / v with equal stages.
-        idle = np.maximum(self._whole[shape] / slowest - 1.0, 0.0) / vpp
-        # While some ranks of a node idle, others that share its cores compute faster than the fit, made with all busy.
-        idle = np.maximum(self._speeds.share * (m + idle) - m, 0.0)
-        passes = m + idle
+        stages = self._whole[shape] / slowest
+        passes = m + np.maximum(stages - 1.0, 0.0) / vpp
+        if self._speeds.share < 1.0:
+            # Ranks that share cores: while some idle, others compute faster than the fit, which was made with all busy.
+            passes = np.maximum(m * np.minimum(stages / pp, 1.0), self._speeds.share * passes)
+        busy = np.minimum(m, passes)
         messages = self._messages(rows, np.where(pp > 1, m * vpp + pp - 1.0, 0.0))
         gradients, hideable, beside, tied = communication(self._gradients, rows, paced, self._framework)
         optimizer = self._optimizer(rows)
@@ -103,15 +105,15 @@ class TimeModel:
         # Without a queue the launches of kernels are a part of computing, and nobody waits for them.
         waits = paced - device if self._speeds.queued else np.zeros(1)
         parts = {
-            "compute": m * (paced - waits - (device - compute)),
-            "tp": m * tp,
-            "ep": m * ep,
-            "cp": m * cp,
+            "compute": busy * (paced - waits - (device - compute)),
+            "tp": busy * tp,
+            "ep": busy * ep,
+            "cp": busy * cp,
             "pp_p2p": messages,
-            "bubble": idle * paced,
+            "bubble": (passes - busy) * paced,
             "dp_exposed": gradients - hidden + tied,
             "optimizer": optimizer,
-            "launch": m * waits,
+            "launch": busy * waits,
         }
         total = tied + optimizer
         return parts, Terms(

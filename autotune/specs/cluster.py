@@ -54,7 +54,8 @@ class Link(Spec):
 class ClusterSpec(Spec):
     """`nodes` x `gpus_per_node` equal devices; `intra` joins those of a node, `inter` the nodes.
 
-    The devices of a node share `nics_per_node` NICs of `inter.bytes_per_s` each.
+    The devices of a node share `nics_per_node` NICs of `inter.bytes_per_s` each. CPU ranks
+    share the `node_cores` of their node; None says that each device computes on its own.
     """
 
     name: Name
@@ -64,6 +65,7 @@ class ClusterSpec(Spec):
     intra: Link
     inter: Link | None = None
     nics_per_node: Count = 1
+    node_cores: Count | None = None
 
     @model_validator(mode="after")
     def _check(self) -> Self:
@@ -82,4 +84,6 @@ class ClusterSpec(Spec):
     @property
     def key(self) -> str:
         """Identifies the hardware, whatever its name."""
-        return self.digest(without=frozenset({"name"}))
+        # A field that came later leaves the keys of stored clusters without it as they were.
+        later = () if self.node_cores is not None else ("node_cores",)
+        return self.digest(without=frozenset({"name", *later}))

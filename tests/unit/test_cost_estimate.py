@@ -16,10 +16,12 @@ from autotune.specs import (
     Basis,
     ClusterSpec,
     ComputeFit,
+    DType,
     Plan,
     Profile,
     Recompute,
     Schedule,
+    SecondsByPart,
     Space,
     Workload,
 )
@@ -114,6 +116,21 @@ def test_bubble_is_p_minus_one_over_m_of_ideal_and_interleaving_divides_it(m: in
     assert plain == pytest.approx(3 / m, rel=1e-2)
     assert share(Plan(pp=4, dp=4, schedule=Schedule.GPIPE)) == plain
     assert share(Plan(pp=4, dp=4, vpp=4, schedule=Schedule.INTERLEAVED)) == pytest.approx(plain / 4)
+
+
+def test_ranks_that_share_cores_do_not_pay_for_idle_ones() -> None:
+    """Two stages on one core, one micro-batch: the idle rank's core time goes to the other, so nothing is lost."""
+    workload = Workload(seq_len=2048, global_batch=1, dtype=DType.FP32)
+    profile = Profile(cluster_key="c", fingerprint_key="f", compute=compute_fit(20e9))
+    plan = Plan(pp=2, schedule=Schedule.GPIPE)
+
+    def seconds(cluster: ClusterSpec) -> SecondsByPart:
+        return estimate(LLAMA, cluster, workload, plan, profile).seconds
+
+    own, shared = seconds(CPU), seconds(CPU.model_copy(update={"node_cores": 1}))
+    assert own.bubble > 0.9 * own.compute
+    assert shared.compute + shared.bubble == pytest.approx((own.compute + own.bubble) / 2)
+    assert seconds(CPU.model_copy(update={"node_cores": 2})) == own
 
 
 def test_a_head_on_the_last_stage_slows_every_micro_batch() -> None:
