@@ -77,18 +77,21 @@ def standings_of(trials: Iterable[Trial], cluster: ClusterSpec) -> list[Standing
 
 
 def _standing(plan: Plan, items: Sequence[Observation], last: int) -> Standing:
-    """Mean of repeats. The interval is the wider of the repeats' own and of Student's over the spread between them."""
+    """Mean of repeats. The interval is the wider of the repeats' own and of Student's over the spread between them.
+
+    Both are of ln(throughput): the interval is a factor each way, and never reaches below zero.
+    """
     speeds = np.array([item.tokens_per_s_per_gpu for item in items], dtype=np.float64)
     mean, count = float(np.mean(speeds)), len(speeds)
-    own = np.array([item.relative_noise for item in items], dtype=np.float64) * speeds
+    own = np.array([item.relative_noise for item in items], dtype=np.float64)
     half = float(np.sqrt(np.mean(own**2)))
     if count > 1:
-        half = max(half, float(stdtrit(count - 1, 0.975)) * float(np.std(speeds, ddof=1)))
-    half /= float(np.sqrt(count))
+        half = max(half, float(stdtrit(count - 1, 0.975)) * float(np.std(np.log(speeds), ddof=1)))
+    factor = float(np.exp(half / np.sqrt(count)))
     return Standing(
         plan=plan,
         tokens_per_s_per_gpu=mean,
-        interval=(mean - half, mean + half),
+        interval=(mean / factor, mean * factor),
         speeds=tuple(float(value) for value in speeds),
         last=last,
         peak_bytes=max((item.peak_bytes or 0.0 for item in items), default=0.0),
