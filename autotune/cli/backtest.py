@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -10,6 +11,7 @@ import typer
 from autotune.cli import options, output
 
 if TYPE_CHECKING:
+    from autotune.search.learning import Learning
     from autotune.specs import ClusterSpec
     from autotune.tuning.backtest.runs import Clusters
 
@@ -67,6 +69,15 @@ def backtest(
     told_trials: Annotated[
         int, typer.Option("--told-trials", min=0, help="Judge the estimate after so many trials.", rich_help_panel=_HOW)
     ] = 3,
+    without: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--without",
+            metavar="calibration|residual|p-fits",
+            help="Switch off a part of our learning, to see what it is worth (repeatable).",
+            rich_help_panel=_HOW,
+        ),
+    ] = None,
     max_trials: Annotated[
         int | None, typer.Option("--max-trials", min=1, help="Trials a group at most.", rich_help_panel=_HOW)
     ] = None,
@@ -102,6 +113,7 @@ def backtest(
         repeat=repeat,
         seed=seed,
         train_gpus=train_gpus,
+        learning=_learning(without or []),
     )
     found, skipped = read_runs(
         runs, _clusters(cluster, db), sources=source or (), groups=group or (), skip_bad=skip_bad
@@ -122,6 +134,13 @@ def _word(option: str, value: str, allowed: list[str]) -> str:
     if value not in allowed:
         raise InputError(option, value, "give one of " + ", ".join(allowed))
     return value
+
+
+def _learning(without: list[str]) -> Learning:
+    from autotune.search.learning import Learning
+
+    parts = {field.name.replace("_", "-"): field.name for field in fields(Learning)}
+    return Learning(**{parts[_word("--without", word, list(parts))]: False for word in without})
 
 
 def _clusters(ref: str | None, db: str | None) -> Clusters:
@@ -145,6 +164,8 @@ def _print(data: dict[str, Any]) -> None:
                "mem. MAPE", "OOM recall", "false alarm")  # fmt: skip
     settings = data["settings"]
     title = f"Sampler {settings['sampler']}, calibration {settings['calibration']}"
+    if off := [name.replace("_", "-") for name, on in settings["learning"].items() if not on]:
+        title += ", without " + " and ".join(off)
     table = output.table(title, "<group", *columns)
     for row in data["groups"]:
         table.add_row(*_cells(row))

@@ -12,9 +12,10 @@ from autotune.cost.estimate import EstimateTable
 from autotune.cost.table import PlanTable
 from autotune.search.carried import carried_prior
 from autotune.search.features import features
+from autotune.search.learning import EVERYTHING, Learning
 from autotune.search.peaks import Peaks, peaks
 from autotune.search.physics import PARAMETERS, behaviour, prior_covariance
-from autotune.search.residual import Evidence, Fit, fit
+from autotune.search.residual import PRIOR_AMPLITUDE, Evidence, Fit, fit
 from autotune.specs import Plan
 
 Floats = NDArray[np.float64]
@@ -101,6 +102,7 @@ def believe(
     devices: int,
     setup_s: float,
     steps: int,
+    learning: Learning = EVERYTHING,
 ) -> Belief:
     """Joins estimates with observations.
 
@@ -112,16 +114,17 @@ def believe(
         devices: N.
         setup_s: expected seconds of a trial's set-up.
         steps: steps that a trial runs.
+        learning: the parts that learn.
     """
     rows_of = {plan: table.find(plan) for plan in {item.plan for item in observations}}
     seen = [(row, item) for item in observations if (row := rows_of[item.plan]) is not None]
     timed = [(i, item) for i, item in seen if item.tokens_per_s_per_gpu]
     points = features(table)
-    learned = calibrated(points, estimates, timed, lessons)
+    learned = calibrated(points, estimates, timed, lessons, learning)
     now = behaviour(estimates, learned.parameters)
     alike, shared_sd = learned.predict(points, now.slopes)
     log_time = now.log_time + alike
-    memory = _memory(points, estimates, seen, lessons)
+    memory = _memory(points, estimates, seen, lessons, learning)
     barred = np.zeros(len(table), dtype=np.bool_)
     barred[[i for i, _ in seen]] = True
     best_plan, best = _best(timed)
@@ -134,7 +137,7 @@ def believe(
         log_mean=log_mean,
         log_sd=log_sd,
         peak_bytes=memory.reserved_bytes,
-        p_fits=memory.p_fits,
+        p_fits=memory.p_fits if learning.p_fits else np.ones(len(table)),
         trial_gpu_s=devices * (setup_s + steps * np.exp(log_time)),
         barred=barred,
         best_plan=best_plan,
@@ -144,7 +147,11 @@ def believe(
 
 
 def calibrated(
-    points: Floats, estimates: EstimateTable, timed: Sequence[tuple[int, Observation]], lessons: Sequence[Lesson]
+    points: Floats,
+    estimates: EstimateTable,
+    timed: Sequence[tuple[int, Observation]],
+    lessons: Sequence[Lesson],
+    learning: Learning = EVERYTHING,
 ) -> Fit:
     """The physical parameters and the residual, from trials and lessons.
 
@@ -154,12 +161,16 @@ def calibrated(
     log_measured = np.log([estimates.tokens_per_step / (item.tokens_per_s_per_gpu or 1.0) for _, item in timed])
     log_measured = np.asarray(log_measured, dtype=np.float64) - np.log(estimates.devices)
     mean, prior = _carried(lessons, estimates)
+    if not learning.calibration:
+        mean, prior = np.zeros_like(mean), np.zeros_like(prior)
+    amplitude = PRIOR_AMPLITUDE if learning.residual else 0.0
     noise = np.array([_noise(item) for _, item in timed], dtype=np.float64)
     parameters = mean
     for _ in range(MOST_ROUNDS):
         now = behaviour(estimates, parameters, rows)
         residuals = log_measured - now.log_time + now.slopes @ (parameters - mean)
-        found = fit(Evidence(points=points[rows], slopes=now.slopes, residuals=residuals, noise_sd=noise), prior)
+        evidence = Evidence(points=points[rows], slopes=now.slopes, residuals=residuals, noise_sd=noise)
+        found = fit(evidence, prior, amplitude)
         moved = mean + found.parameters - parameters
         parameters = parameters + np.clip(moved, -1.0, 1.0)
         if not len(rows) or float(np.abs(moved).max()) < SETTLED:
@@ -198,7 +209,11 @@ def _best(timed: Sequence[tuple[int, Observation]]) -> tuple[Plan | None, float 
 
 
 def _memory(
-    points: Floats, estimates: EstimateTable, seen: Sequence[tuple[int, Observation]], lessons: Sequence[Lesson]
+    points: Floats,
+    estimates: EstimateTable,
+    seen: Sequence[tuple[int, Observation]],
+    lessons: Sequence[Lesson],
+    learning: Learning,
 ) -> Peaks:
     """What trials and lessons say of memory. Only real OOMs and measured peaks count."""
     taught = [item for item in lessons if item.log_peak is not None and item.shares]
@@ -209,4 +224,5 @@ def _memory(
         out_of_memory=[i for i, item in seen if item.out_of_memory],
         shares=np.array([item.shares for item in taught], dtype=np.float64),
         log_peaks=np.array([item.log_peak for item in taught], dtype=np.float64),
+        learning=learning,
     )

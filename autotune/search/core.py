@@ -19,6 +19,7 @@ from autotune.cost.table import PlanTable
 from autotune.errors import InputError
 from autotune.search.acquisition import Choice, choose
 from autotune.search.belief import Belief, Lesson, Observation, believe
+from autotune.search.learning import EVERYTHING, Learning
 from autotune.search.space import Runtime, legal_plans
 from autotune.search.standing import Standing, observation, standings
 from autotune.search.stopping import Verdict, verdict
@@ -59,6 +60,7 @@ class Search:
         lessons: what tunings of other models, sizes or workloads on such a cluster showed of the estimate's errors.
         runtime: whose legality rules hold.
         framework: whose habits the estimates assume.
+        learning: the parts that learn; all of them but for comparison.
 
     Raises:
         InputError: no legal plan.
@@ -77,8 +79,9 @@ class Search:
         lessons: Sequence[Lesson] = (),
         runtime: Runtime = Runtime.TORCH,
         framework: Framework = TORCH,
+        learning: Learning = EVERYTHING,
     ) -> None:
-        self.framework = framework
+        self.framework, self._learning = framework, learning
         self.model, self.cluster, self.workload = model, cluster, workload
         table = plans if isinstance(plans, PlanTable) else PlanTable.of(plans) if plans is not None else None
         if table is None:
@@ -127,6 +130,7 @@ class Search:
             lessons=self._lessons,
             devices=self.cluster.devices,
             setup_s=float(np.median(self._setups)) if self._setups else FIRST_SETUP_S,
+            learning=self._learning,
             steps=request["warmup_steps"].default + request["min_steps"].default + 2,
         )
 

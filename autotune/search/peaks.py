@@ -11,6 +11,7 @@ from scipy.special import ndtr
 
 from autotune.cost.estimate import EstimateTable
 from autotune.search.carried import carried_prior
+from autotune.search.learning import EVERYTHING, Learning
 from autotune.search.residual import Evidence, Fit, fit
 
 Floats = NDArray[np.float64]
@@ -60,6 +61,7 @@ def peaks(
     out_of_memory: Sequence[int],
     shares: Floats,
     log_peaks: Floats,
+    learning: Learning = EVERYTHING,
 ) -> Peaks:
     """Joins predicted peaks with measured ones.
 
@@ -73,11 +75,15 @@ def peaks(
         out_of_memory: rows.
         shares: [l, parameters] terms of plans of other tunings.
         log_peaks: [l] ln(measured / predicted) of their peaks.
+        learning: the parts that learn.
     """
     slopes = term_shares(estimates)
     spread = np.diag(np.array(list(PRIOR_SD.values())) ** 2)
     noise_sd = np.full(len(log_peaks), LESSON_NOISE)
     carried, prior = carried_prior(shares.reshape(-1, slopes.shape[1]), log_peaks, noise_sd, spread)
+    if not learning.calibration:
+        carried, prior = np.zeros_like(carried), np.zeros_like(prior)
+    amplitude = AMPLITUDE if learning.residual else 0.0
     predicted = np.log(np.maximum(estimates.reserved_bytes, 1.0)) + slopes @ carried
     limit = float(np.log(estimates.capacity_bytes * LIMIT_OVER_SAFE))
     rows = np.array([i for i, _ in measured], dtype=np.intp)
@@ -85,7 +91,7 @@ def peaks(
 
     def conditioned(rows: NDArray[np.intp], residuals: Floats, noise: Sequence[float]) -> Fit:
         evidence = Evidence(points=points[rows], slopes=slopes[rows], residuals=residuals, noise_sd=np.array(noise))
-        return fit(evidence, prior, AMPLITUDE)
+        return fit(evidence, prior, amplitude)
 
     noise = [PEAK_NOISE] * len(rows)
     found = conditioned(rows, residuals, noise)

@@ -82,7 +82,7 @@ def fit(evidence: Evidence, prior: Floats, amplitude: float = PRIOR_AMPLITUDE) -
     Args:
         evidence: k observed plans; k may be 0.
         prior: [p, p] covariance of the parameters.
-        amplitude: expected spread of what plans alike share.
+        amplitude: expected spread of what plans alike share; 0 if they share nothing.
     """
     count = len(evidence.residuals)
     if not count:
@@ -127,6 +127,8 @@ def _constants(
     squared: Floats, linear: Floats, residuals: Floats, noise: Floats, expected: float
 ) -> tuple[float, float]:
     """The grid's best log marginal likelihood, with a log-normal prior that holds it still for few points."""
+    if not expected:
+        return 0.0, PRIOR_LENGTH
     best, chosen = -np.inf, (expected, PRIOR_LENGTH)
     for length in LENGTHS:
         shape = np.exp(-0.5 * squared / length**2)

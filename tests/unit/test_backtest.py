@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from runs_file import four, group_of, row, write
+from runs_file import failed, four, group_of, row, write
 from store_records import CLUSTER, FINGERPRINT, WORKLOAD, step_reading, trial, tuning
 
 from autotune.catalog.published import published_cluster
@@ -123,6 +123,23 @@ def test_a_table_is_printed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) 
     assert ended.value.code == 0
     assert "mean of 1" in printed
     assert "out of" not in printed
+
+
+def test_parts_of_the_learning_are_switched_off(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    rows = [
+        row(tp=tp, dp=8 // tp, micro_batch=b, tokens_per_s_per_gpu=9000 // tp) for tp in (1, 2, 4) for b in (1, 2, 4)
+    ]
+    path = str(write(tmp_path / "a.csv", [*rows, failed("oom", micro_batch=8)]))
+    _, full, _ = command(capsys, path)
+    code, bare, _ = command(capsys, path, "--without", "residual", "--without", "calibration", "--without", "p-fits")
+    assert code == 0
+    assert bare["settings"]["learning"] == {"calibration": False, "residual": False, "p_fits": False}
+    assert bare["modes"]["none"]["mape"] == full["modes"]["none"]["mape"]
+    assert full["summary"]["mape"] < bare["summary"]["mape"]
+    assert command(capsys, path, "--without", "luck")[0] == 2
+    with pytest.raises(SystemExit):
+        main(["backtest", path, "--without", "p-fits"])
+    assert "without p-fits" in capsys.readouterr().out
 
 
 def test_a_seed_repeats_itself(tmp_path: Path) -> None:

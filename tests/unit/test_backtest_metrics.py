@@ -38,20 +38,20 @@ def judged(
 
 
 @pytest.mark.parametrize(
-    ("asked", "to_95", "to_98", "first_pick", "status"),
+    ("asked", "to_95", "to_98", "first_pick", "status", "oom"),
     [
-        ([0, 1, 2], 2, 3, 0.7, RunStatus.OK),
-        ([2], 1, 1, 1.0, RunStatus.OK),
-        ([3, 0, 1, 2], 3, 4, 0.0, RunStatus.OOM),
-        ([0, 3], 5, 5, 0.7, RunStatus.OK),
+        ([0, 1, 2], 2, 3, 0.7, RunStatus.OK, 0.0),
+        ([2], 1, 1, 1.0, RunStatus.OK, 0.0),
+        ([3, 0, 1, 2], 3, 4, 0.0, RunStatus.OOM, 0.25),
+        ([0, 3], 5, 5, 0.7, RunStatus.OK, 0.5),
     ],
 )
 def test_a_walk_counts_every_ask(  # 7000, 9700, 10000 (the best), out of memory
-    tmp_path: Path, asked: list[int], to_95: int, to_98: int, first_pick: float, status: RunStatus
+    tmp_path: Path, asked: list[int], to_95: int, to_98: int, first_pick: float, status: RunStatus, oom: float
 ) -> None:
     walk = walk_of(group_of(tmp_path, *four()), asked, most=4)
     assert (walk.trials_to_95, walk.trials_to_98) == (to_95, to_98)
-    assert (walk.first_pick, walk.first_status) == (pytest.approx(first_pick), status)
+    assert (walk.first_pick, walk.first_status, walk.oom_trials) == (pytest.approx(first_pick), status, oom)
 
 
 def test_a_perfect_forecast_has_no_error(tmp_path: Path) -> None:

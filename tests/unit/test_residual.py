@@ -51,3 +51,12 @@ def test_one_wild_reading_does_not_move_the_others() -> None:
     found = fit(evidence(grid, np.ones((8, 2)), residuals, 0.02), PRIOR)
     mean, _ = found.predict(np.array([[2.75]]), np.ones((1, 2)))
     assert abs(float(mean[0]) + found.parameters.sum()) < 0.1
+
+
+def test_plans_that_share_nothing_teach_the_parameters_only() -> None:
+    grid, slopes = np.linspace(0, 4, 9)[:, None], np.tile([[1.0, 0.0]], (9, 1))
+    found = fit(evidence(grid, slopes, np.full(9, 0.2), 0.01), PRIOR, 0.0)
+    assert found.parameters == pytest.approx([0.2, 0.0], abs=0.01)
+    alike, spread = found.predict(grid, slopes)
+    assert alike.tolist() == [0.0] * 9
+    assert spread.max() < 0.01

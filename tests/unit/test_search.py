@@ -15,7 +15,9 @@ from autotune.cost.estimate import estimate
 from autotune.errors import InputError
 from autotune.search.acquisition import choose
 from autotune.search.alternatives import alternative
+from autotune.search.belief import Belief
 from autotune.search.core import Search
+from autotune.search.learning import Learning
 from autotune.search.sampler import distributions
 from autotune.search.study import PlanStudy
 from autotune.specs import Budget, Failure, FailureKind, Plan, SamplerName, StepReading, Trial, TrialState, Workload
@@ -243,3 +245,27 @@ def test_every_field_of_a_plan_is_a_parameter_with_the_values_of_the_table() -> 
     assert set(found) == set(Plan.model_fields)
     assert found["tp"].choices == (1, 2)
     assert found["schedule"].choices == ("1f1b",)
+
+
+def test_what_does_not_learn_stays_as_assumed() -> None:
+    """A part switched off: no parameter moves, only parameters move, everything fits. Both off: nothing moves."""
+
+    def told(learning: Learning) -> tuple[Belief, Belief]:
+        search = Search(MODEL, CLUSTER, WORKLOAD, learning=learning)
+        before = search.belief()
+        for plan in (Plan(dp=8), Plan(tp=2, dp=4)):
+            search.tell(plan, reading(plan, distorted(plan)))
+        return before, search.belief()
+
+    def moved(learning: Learning) -> bool:
+        before, after = told(learning)
+        return bool(np.any(np.abs(after.log_mean - before.log_mean)[~after.barred] > 0.01))
+
+    uncalibrated = told(Learning(calibration=False))[1]
+    assert {mean for mean, _ in uncalibrated.calibration.values()} == {0.0}
+    assert moved(Learning(calibration=False))
+    assert any(abs(mean) > 0.01 for mean, _ in told(Learning(residual=False))[1].calibration.values())
+    assert moved(Learning(residual=False))
+    assert not moved(Learning(calibration=False, residual=False))
+    assert told(Learning(p_fits=False))[1].p_fits.min() == 1.0
+    assert told(Learning())[1].p_fits.min() < 0.5

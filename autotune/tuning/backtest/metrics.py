@@ -26,12 +26,14 @@ class Walk:
         trials_to_98: the same for 0.98.
         first_pick: the first asked plan's speed over the best; 0 if it failed.
         first_status: how the first asked plan ended.
+        oom_trials: share of the asks up to trials_to_98 that ran out of memory.
     """
 
     trials_to_95: int
     trials_to_98: int
     first_pick: float
     first_status: RunStatus
+    oom_trials: float
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -89,11 +91,13 @@ def walk_of(group: Group, asked: Sequence[int], most: int) -> Walk:
         most: asks that were allowed.
     """
     shares = group.speeds[list(asked)] / group.best
+    counted = [group.outcomes[i].status for i in asked[: _trials_to(0.98, shares, most)]]
     return Walk(
         trials_to_95=_trials_to(0.95, shares, most),
         trials_to_98=_trials_to(0.98, shares, most),
         first_pick=float(shares[0]),
         first_status=group.outcomes[asked[0]].status,
+        oom_trials=counted.count(RunStatus.OOM) / len(counted),
     )
 
 

@@ -13,6 +13,7 @@ from autotune.cost.table import PlanTable
 from autotune.search.alternatives import SamplerName, alternative
 from autotune.search.belief import Lesson
 from autotune.search.core import Search
+from autotune.search.learning import EVERYTHING, Learning
 from autotune.search.peaks import SAFE
 from autotune.specs import Plan
 from autotune.tuning.backtest.groups import Group
@@ -41,10 +42,11 @@ class Replay:
     Args:
         group: the runs.
         lessons: what other groups taught.
+        learning: the parts of our search that learn.
     """
 
-    def __init__(self, group: Group, lessons: Sequence[Lesson] = ()) -> None:
-        self.group, self._lessons = group, lessons
+    def __init__(self, group: Group, lessons: Sequence[Lesson] = (), learning: Learning = EVERYTHING) -> None:
+        self.group, self._lessons, self._learning = group, lessons, learning
         self._table = PlanTable.of(group.plans)
         self._profile = fit_profile(group.cluster, "runs file", group.readings, [], []) if group.readings else None
         self._index = {plan: i for i, plan in enumerate(group.plans)}
@@ -103,6 +105,7 @@ class Replay:
             profile=self._profile,
             lessons=self._lessons if taught else (),
             framework=framework_of(group.source),
+            learning=self._learning,
         )
 
     def _ways(self, sampler: SamplerName, seed: int) -> tuple[Ask, Tell]:

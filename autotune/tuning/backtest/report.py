@@ -11,6 +11,7 @@ import numpy as np
 
 from autotune.errors import InputError
 from autotune.search.alternatives import SamplerName
+from autotune.search.learning import EVERYTHING, Learning
 from autotune.tuning.backtest.groups import Group
 from autotune.tuning.backtest.history import lessons_of, merged, teachers
 from autotune.tuning.backtest.metrics import Accuracy, Walk, accuracy_of
@@ -50,6 +51,7 @@ class Settings:
         seed: of the first.
         train_gpus: with history: learn from groups of the same model and kind of cluster at or under this many GPUs,
             and judge the larger ones only.
+        learning: the parts of our search, and of the estimate that is judged, that learn.
     """
 
     sampler: SamplerName = SamplerName.PLAN
@@ -59,6 +61,7 @@ class Settings:
     repeat: int = 1
     seed: int = 0
     train_gpus: int | None = None
+    learning: Learning = EVERYTHING
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -92,7 +95,7 @@ def backtest(groups: Sequence[Group], settings: Settings, on_progress: Progress 
             on_progress(done, len(judged), group.name)
         taught = teachers(group, groups, limit) if with_history else []
         lessons = merged(lesson for other in taught for lesson in known[id(other)])
-        reports.append(_judge(Replay(group, lessons), settings, len(lessons)))
+        reports.append(_judge(Replay(group, lessons, settings.learning), settings, len(lessons)))
     return reports
 
 
@@ -151,6 +154,7 @@ def _row(report: GroupReport, mode: Calibration) -> dict[str, Any]:
         **{name: figures[name] for name in ("trials_to_95", "trials_to_98", "first_pick")},
         "first_status": worst.value,
         **asdict(report.modes[mode]),
+        "oom_trials": figures["oom_trials"],
         "source": report.group.source,
         "gpus": report.group.cluster.devices,
         "lessons": report.lessons,
