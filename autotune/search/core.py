@@ -3,7 +3,7 @@
 search = Search(model, cluster, workload, profile=profile)
 while not search.verdict(budget).stop:
     plan = search.ask()
-    search.tell(plan, measure(plan))     # a StepReading, or a Failure
+    search.tell(plan, measure(plan))     # a Measurement, a StepReading, or a Failure
 print(search.best)
 """
 
@@ -20,6 +20,7 @@ from autotune.errors import InputError
 from autotune.search.acquisition import Choice, choose
 from autotune.search.belief import Belief, Lesson, Observation, believe
 from autotune.search.learning import EVERYTHING, Learning
+from autotune.search.measurement import Measurement
 from autotune.search.space import Runtime, legal_plans
 from autotune.search.standing import Standing, observation, standings
 from autotune.search.stopping import Verdict, verdict
@@ -164,7 +165,7 @@ class Search:
         """Notes a plan in flight that somebody else chose (enqueued, or of a resumed tuning)."""
         self._asked.append(plan)
 
-    def tell(self, plan: Plan, result: StepReading | Failure, *, gpu_s: float | None = None) -> None:
+    def tell(self, plan: Plan, result: StepReading | Measurement | Failure, *, gpu_s: float | None = None) -> None:
         """Learns a result. Only an OOM teaches memory; a failure that is not the plan's own leaves it open."""
         if plan in self._asked:
             self._asked.remove(plan)
@@ -173,7 +174,19 @@ class Search:
                 oom = result.kind is FailureKind.OOM
                 self._told.append(Observation(plan=plan, out_of_memory=oom, gpu_s=gpu_s))
             return
-        self._setups.append(result.setup_s)
+        if result.setup_s is not None:
+            self._setups.append(result.setup_s)
+        if isinstance(result, Measurement):
+            self._told.append(
+                Observation(
+                    plan=plan,
+                    tokens_per_s_per_gpu=result.tokens_per_s_per_gpu,
+                    relative_noise=result.relative_noise,
+                    peak_bytes=result.peak_bytes,
+                    gpu_s=gpu_s,
+                )
+            )
+            return
         self._told.append(observation(plan, result, self.cluster, gpu_s))
 
     def verdict(self, budget: Budget, *, gpu_s_spent: float = 0.0) -> Verdict:
