@@ -35,7 +35,8 @@ MODULE_SKIP = "import pytest\npytest.importorskip('a_module_that_nobody_has')\n"
 def run_suite(folder: Path, *, ci: str, **files: str) -> str:
     tests = folder / "clone" / "tests"
     tests.mkdir(parents=True)
-    shutil.copy(CONFTEST, tests / "conftest.py")
+    for name in ("conftest.py", "commands.py"):
+        shutil.copy(CONFTEST.parent / name, tests / name)
     (folder / "clone" / "pytest.ini").write_text(CONFIG)
     for name, text in files.items():
         (tests / f"{name}.py").write_text(text)
