@@ -95,10 +95,9 @@ class PlanTable:
     def find(self, plan: Plan) -> int | None:
         """The first row that is this plan; None if there is none."""
         wanted = PlanTable.of([plan])
-        same = np.ones(len(self), dtype=np.bool_)
+        rows = np.flatnonzero(self.dp == wanted.dp[0])
         for name in COLUMNS:
-            same &= getattr(self, name) == getattr(wanted, name)[0]
-        rows = np.flatnonzero(same)
+            rows = rows[getattr(self, name)[rows] == getattr(wanted, name)[0]]
         return int(rows[0]) if len(rows) else None
 
     def take(self, indices: IndexColumn | BoolColumn | slice) -> PlanTable:

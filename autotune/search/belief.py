@@ -11,7 +11,6 @@ from numpy.typing import NDArray
 from autotune.cost.estimate import EstimateTable
 from autotune.cost.table import PlanTable
 from autotune.search.carried import carried_prior
-from autotune.search.features import features
 from autotune.search.learning import EVERYTHING, Learning
 from autotune.search.peaks import Peaks, peaks
 from autotune.search.physics import PARAMETERS, behaviour, prior_covariance
@@ -95,6 +94,7 @@ class Belief:
 
 def believe(
     table: PlanTable,
+    points: Floats,
     estimates: EstimateTable,
     observations: Sequence[Observation],
     *,
@@ -108,6 +108,7 @@ def believe(
 
     Args:
         table: n plans; observations of plans outside it are ignored.
+        points: their features.
         estimates: their estimates.
         observations: everything told so far.
         lessons: of other tunings.
@@ -119,7 +120,6 @@ def believe(
     rows_of = {plan: table.find(plan) for plan in {item.plan for item in observations}}
     seen = [(row, item) for item in observations if (row := rows_of[item.plan]) is not None]
     timed = [(i, item) for i, item in seen if item.tokens_per_s_per_gpu]
-    points = features(table)
     learned = calibrated(points, estimates, timed, lessons, learning)
     now = behaviour(estimates, learned.parameters)
     alike, shared_sd = learned.predict(points, now.slopes)

@@ -19,6 +19,7 @@ from autotune.cost.table import PlanTable
 from autotune.errors import InputError
 from autotune.search.acquisition import Choice, choose
 from autotune.search.belief import Belief, Lesson, Observation, believe
+from autotune.search.features import features
 from autotune.search.learning import EVERYTHING, Learning
 from autotune.search.measurement import Measurement
 from autotune.search.space import Runtime, legal_plans
@@ -40,7 +41,7 @@ from autotune.specs import (
 )
 
 # The finite set that the sampler weighs one by one; a larger legal space is cut to the best estimates that may fit.
-MOST_CANDIDATES = 20_000
+MOST_CANDIDATES = 100_000
 FIRST_SETUP_S = 1.0
 NINETY_PERCENT = 1.645
 """Standard deviations on either side of a normal mean that hold 90 %."""
@@ -91,6 +92,7 @@ class Search:
             raise InputError("plans", 0, "at least one legal plan is needed")
         self.legal = len(table)
         self.table, self.estimates = self._most_promising(table, profile)
+        self._points = features(self.table)
         self._lessons = tuple(lessons)
         self._asked: list[Plan] = []
         self._told: list[Observation] = []
@@ -126,6 +128,7 @@ class Search:
         request = StepRequest.model_fields
         return believe(
             self.table,
+            self._points,
             self.estimates,
             [*self._told, *flying],
             lessons=self._lessons,

@@ -50,7 +50,7 @@ def term_shares(estimates: EstimateTable) -> Floats:
     """What each parameter's term is of the predicted reserved bytes, [n, parameters]."""
     parts, reserved = estimates.bytes, np.maximum(estimates.reserved_bytes, 1.0)
     columns = [reserved, parts.activations + parts.logits, parts.gathered, parts.fragmentation, parts.optimizer]
-    return np.stack(columns, axis=1) / reserved[:, None]
+    return (np.stack(columns) / reserved).T
 
 
 def peaks(
@@ -97,13 +97,12 @@ def peaks(
     found = conditioned(rows, residuals, noise)
     if out_of_memory:
         failed = np.array(out_of_memory, dtype=np.intp)
-        mean = predicted[failed] + slopes[failed] @ found.parameters + found.predict(points[failed], slopes[failed])[0]
+        mean = predicted[failed] + slopes[failed] @ found.parameters + found.alike(points[failed])
         failed = failed[mean < limit + OOM_NOISE]
         rows = np.concatenate([rows, failed])
         residuals = np.concatenate([residuals, limit + OOM_NOISE - predicted[failed]])
         found = conditioned(rows, residuals, noise + [OOM_NOISE] * len(failed))
-    alike, _ = found.predict(points, slopes)
-    shift = slopes @ found.parameters + alike
+    shift = slopes @ found.parameters + found.alike(points)
     needed = predicted + (1.0 - HARMLESS) * shift
     p_fits = ndtr((limit - needed) / LIMIT_SD)
     return Peaks(np.exp(predicted + shift), np.asarray(p_fits, dtype=np.float64))

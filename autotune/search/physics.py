@@ -83,4 +83,4 @@ def behaviour(estimates: EstimateTable, parameters: Floats, rows: NDArray[np.int
         gradients - np.where(limited, 0.0, hideable),
         optimizer,
     ]
-    return Behaviour(np.log(whole * step), np.stack(parts, axis=1) / step[:, None])
+    return Behaviour(np.log(whole * step), (np.stack(parts) / step).T)

@@ -7,6 +7,7 @@ squared exponential over plan features. Rasmussen & Williams, Gaussian Processes
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
@@ -23,6 +24,8 @@ PRIOR_AMPLITUDE = 0.08
 PRIOR_LENGTH = 0.7
 OUTLIER = 3.0
 """Residuals of more standard deviations than this count less: their noise is taken to be what explains them."""
+
+BLOCK = 4096  # plans
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,18 +65,38 @@ class Fit:
             points: [n, d].
             slopes: [n, p].
         """
-        spread = np.einsum("np,pq,nq->n", slopes, self.prior, slopes) + self.amplitude**2
-        if not len(self.weights):
-            return np.zeros(len(points)), np.sqrt(spread)
-        alike = self._alike(points)
-        cross = alike + self.evidence.slopes @ self.prior @ slopes.T
-        half = solve_triangular(self.lower, cross, lower=True, check_finite=False)
-        variance = spread - np.einsum("kn,kn->n", half, half)
-        return alike.T @ self.weights, np.sqrt(np.maximum(variance, 1e-12))
+        mean, sd = np.zeros(len(points)), np.empty(len(points))
+        inverse = solve_triangular(self.lower, np.eye(len(self.lower)), lower=True) if len(self.weights) else self.lower
+        for block in _blocks(len(points)):
+            spread = np.einsum("np,np->n", slopes[block] @ self.prior, slopes[block]) + self.amplitude**2
+            if len(self.weights):
+                alike = self._kernel(points[block])
+                mean[block] = self.weights @ alike
+                # k is small and n large: a product with the inverse is several times faster than n substitutions.
+                half = inverse @ (alike + self.evidence.slopes @ self.prior @ slopes[block].T)
+                spread = np.maximum(spread - np.einsum("kn,kn->n", half, half), 1e-12)
+            sd[block] = np.sqrt(spread)
+        return mean, sd
 
-    def _alike(self, points: Floats) -> Floats:
-        squared = _squared_distances(self.evidence.points, points)
-        return np.asarray(self.amplitude**2 * np.exp(squared * (-0.5 / self.length**2)), dtype=np.float64)
+    def alike(self, points: Floats) -> Floats:
+        """The mean of the part that plans alike share, at n plans: `predict` without the deviation."""
+        mean = np.zeros(len(points))
+        if len(self.weights):
+            for block in _blocks(len(points)):
+                mean[block] = self.weights @ self._kernel(points[block])
+        return mean
+
+    def _kernel(self, points: Floats) -> Floats:
+        kernel = _squared_distances(self.evidence.points, points)
+        kernel *= -0.5 / self.length**2
+        np.exp(kernel, out=kernel)
+        kernel *= self.amplitude**2
+        return kernel
+
+
+def _blocks(count: int) -> Iterator[slice]:
+    """Rows so many at a time that what is computed of them stays in a processor's cache."""
+    return (slice(start, start + BLOCK) for start in range(0, count, BLOCK))
 
 
 def fit(evidence: Evidence, prior: Floats, amplitude: float = PRIOR_AMPLITUDE) -> Fit:
@@ -119,8 +142,10 @@ def _tempered(kernel: Floats, evidence: Evidence) -> Floats:
 
 
 def _squared_distances(left: Floats, right: Floats) -> Floats:
-    norms = np.sum(left**2, axis=1)[:, None] + np.sum(right**2, axis=1)[None, :]
-    return np.asarray(np.maximum(norms - 2.0 * left @ right.T, 0.0), dtype=np.float64)
+    squared = (-2.0 * left) @ right.T
+    squared += np.einsum("kd,kd->k", left, left)[:, None]
+    squared += np.einsum("nd,nd->n", right, right)
+    return np.asarray(np.maximum(squared, 0.0, out=squared), dtype=np.float64)
 
 
 def _constants(

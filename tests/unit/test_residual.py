@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from autotune.search.residual import PRIOR_AMPLITUDE, Evidence, Floats, fit
+from autotune.search.residual import BLOCK, PRIOR_AMPLITUDE, Evidence, Floats, fit
 
 PRIOR = np.diag([0.3**2, 0.2**2])
 
@@ -60,3 +60,15 @@ def test_plans_that_share_nothing_teach_the_parameters_only() -> None:
     alike, spread = found.predict(grid, slopes)
     assert alike.tolist() == [0.0] * 9
     assert spread.max() < 0.01
+
+
+def test_many_plans_are_predicted_as_each_alone() -> None:
+    rng = np.random.default_rng(0)
+    found = fit(evidence(rng.uniform(0, 4, (10, 2)), rng.uniform(0, 1, (10, 2)), rng.normal(0, 0.2, 10), 0.05), PRIOR)
+    points, slopes = rng.uniform(0, 4, (2 * BLOCK + 3, 2)), rng.uniform(0, 1, (2 * BLOCK + 3, 2))
+    mean, spread = found.predict(points, slopes)
+    assert np.ptp(mean) > 0.01
+    assert found.alike(points) == pytest.approx(mean)
+    for i in (0, BLOCK - 1, BLOCK, 2 * BLOCK + 2):
+        alone = found.predict(points[i : i + 1], slopes[i : i + 1])
+        assert (mean[i], spread[i]) == (pytest.approx(alone[0][0]), pytest.approx(alone[1][0]))
