@@ -141,6 +141,7 @@ def schema(
         "space": specs.Space,
         "budget": specs.Budget,
         "estimate": specs.Estimate,
+        "measurement": specs.ProbeOutcome,
         "step-reading": specs.StepReading,
         "collective-reading": specs.CollectiveReading,
         "layer-reading": specs.LayerReading,
