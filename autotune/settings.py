@@ -4,19 +4,30 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 DATABASE_VARIABLE = "AUTOTUNE_DB"
 LOG_DIR_VARIABLE = "AUTOTUNE_LOG_DIR"
+BROKER_VARIABLE = "AUTOTUNE_BROKER"
+SERVER_VARIABLE = "AUTOTUNE_SERVER"
+API_KEY_VARIABLE = "AUTOTUNE_API_KEY"
+DEFAULT_BROKER = "redis://127.0.0.1:6379/0"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Settings:
-    """Where things are kept. `database_url` is a SQLAlchemy URL; `log_dir` gets one folder a rank group."""
+    """Where things are kept, and how the parts of a fleet find each other.
+
+    `database_url` is a SQLAlchemy URL; `log_dir` gets one folder a rank group; `broker_url` is Redis'. `server` is the
+    API that the command line asks instead of this machine (empty: none), `api_key` what it shows there.
+    """
 
     database_url: str
     log_dir: Path
+    broker_url: str = DEFAULT_BROKER
+    server: str = ""
+    api_key: str = field(default="", repr=False)
 
 
 def read_settings(environ: Mapping[str, str] | None = None) -> Settings:
@@ -24,7 +35,8 @@ def read_settings(environ: Mapping[str, str] | None = None) -> Settings:
 
     AUTOTUNE_DB is the database's URL; without it a SQLite file in the user's data folder is used
     (XDG_DATA_HOME, else ~/.local/share). AUTOTUNE_LOG_DIR is the folder of the ranks' logs; without it they
-    go to the user's state folder (XDG_STATE_HOME, else ~/.local/state). Creates nothing.
+    go to the user's state folder (XDG_STATE_HOME, else ~/.local/state). AUTOTUNE_BROKER is the fleet's Redis,
+    AUTOTUNE_SERVER and AUTOTUNE_API_KEY are for the command line as a client. Creates nothing.
     """
     environ = os.environ if environ is None else environ
     data = _folder(environ, "XDG_DATA_HOME", ".local/share")
@@ -32,6 +44,9 @@ def read_settings(environ: Mapping[str, str] | None = None) -> Settings:
     return Settings(
         database_url=environ.get(DATABASE_VARIABLE) or f"sqlite:///{data / 'autotune.db'}",
         log_dir=Path(environ.get(LOG_DIR_VARIABLE) or state / "logs"),
+        broker_url=environ.get(BROKER_VARIABLE) or DEFAULT_BROKER,
+        server=environ.get(SERVER_VARIABLE) or "",
+        api_key=environ.get(API_KEY_VARIABLE) or "",
     )
 
 

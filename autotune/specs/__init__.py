@@ -3,6 +3,23 @@
 from autotune.specs.base import Spec
 from autotune.specs.cluster import ClusterSpec, Device, DeviceKind, Link
 from autotune.specs.estimate import Basis, BytesByPart, Estimate, SecondsByPart
+from autotune.specs.fleet import (
+    ApiKey,
+    EventKind,
+    Job,
+    JobMember,
+    JobPurpose,
+    JobState,
+    MemberOrder,
+    MemberReport,
+    MemberState,
+    Node,
+    NodeIncident,
+    NodeState,
+    RankReport,
+    Role,
+    TuningEvent,
+)
 from autotune.specs.measurement import (
     CollectiveOp,
     CollectiveReading,
@@ -27,10 +44,12 @@ from autotune.specs.tuning import Budget, SamplerName, Space, Trial, TrialState,
 from autotune.specs.workload import DType, Optimizer, Workload
 
 __all__ = [
-    "Basis", "Budget", "BytesByPart", "ClusterSpec", "CollectiveOp", "CollectiveReading", "CollectiveRequest",
-    "ComputeFit", "DType", "Device", "DeviceKind", "Estimate", "Failure", "FailureKind", "Fingerprint",
-    "LatentAttention", "LayerPart", "LayerReading", "LayerRequest", "Link", "LinkFit", "ModelSpec", "Norm",
-    "Optimizer", "Plan", "Position", "ProbeOutcome", "ProbeProgress", "ProbeRequest", "Profile", "RankReading",
-    "Recompute", "SamplerName", "Schedule", "SecondsByPart", "Space", "Spec", "StepReading", "StepRequest", "Trial",
-    "TrialState", "Tuning", "TuningState", "Workload",
+    "ApiKey", "Basis", "Budget", "BytesByPart", "ClusterSpec", "CollectiveOp", "CollectiveReading",
+    "CollectiveRequest", "ComputeFit", "DType", "Device", "DeviceKind", "Estimate", "EventKind", "Failure",
+    "FailureKind", "Fingerprint", "Job", "JobMember", "JobPurpose", "JobState", "LatentAttention", "LayerPart",
+    "LayerReading", "LayerRequest", "Link", "LinkFit", "MemberOrder", "MemberReport", "MemberState", "ModelSpec",
+    "Node", "NodeIncident", "NodeState", "Norm", "Optimizer", "Plan", "Position", "ProbeOutcome", "ProbeProgress",
+    "ProbeRequest", "Profile", "RankReading", "RankReport", "Recompute", "Role", "SamplerName", "Schedule",
+    "SecondsByPart", "Space", "Spec", "StepReading", "StepRequest", "Trial", "TrialState", "Tuning", "TuningEvent",
+    "TuningState", "Workload",
 ]  # fmt: skip

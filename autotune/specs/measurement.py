@@ -39,6 +39,11 @@ class Fingerprint(Spec):
         """Identifies the environment. Momentary clocks are recorded but do not make it another one."""
         return self.digest(without=frozenset({"clocks"}))
 
+    @property
+    def environment_key(self) -> str:
+        """Identifies the environment whatever the machine: equal nodes of a fleet agree in it."""
+        return self.digest(without=frozenset({"clocks", "hostname"}))
+
 
 class CollectiveOp(StrEnum):
     """The operations that plans use."""

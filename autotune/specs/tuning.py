@@ -77,7 +77,11 @@ class Budget(Spec):
 
 
 class Tuning(Spec):
-    """A request and where it stands."""
+    """A request and where it stands.
+
+    `pool` is the fleet's pool whose nodes measure for it; empty for a tuning that one process runs on its own
+    machine. `principal` is who asked for it.
+    """
 
     id: str
     model: ModelSpec
@@ -88,6 +92,8 @@ class Tuning(Spec):
     seed: int = 0
     cold: bool = False
     sampler: SamplerName = SamplerName.PLAN
+    pool: str = ""
+    principal: str = ""
     state: TuningState = TuningState.QUEUED
     message: str = ""
     stop_reason: str = ""

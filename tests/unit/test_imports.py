@@ -27,9 +27,10 @@ ALLOWED: dict[str, set[str]] = {
     "tuning": BASE | {"cost", "search", "tuning.ports"},
     "probes": BASE | {"tuning.ports"},
     "storage": BASE | {"tuning.ports"},
-    "workers": BASE | {"tuning.ports", "wiring"},
+    "workers": BASE | {"settings", "tuning.ports", "wiring"},
+    "client": BASE | {"settings"},
 }
-BELOW_THE_DOORS = set(ALLOWED) | {"probes", "storage"}
+BELOW_THE_DOORS = set(ALLOWED)
 ALLOWED |= {
     "wiring": BELOW_THE_DOORS | {"workers"},
     "cli": BELOW_THE_DOORS | {"wiring"},
@@ -46,6 +47,10 @@ HEAVY: dict[str, set[str]] = {
     "optuna": {"search", "storage"},
     "pandas": {"storage"},
     "pyarrow": {"storage"},
+    "fastapi": {"api"},
+    "starlette": {"api"},
+    "uvicorn": {"api"},
+    "httpx": {"client"},
     "typer": {"cli"},
     "rich": {"cli"},
 }
@@ -56,7 +61,7 @@ def room_of(module: str) -> str | None:
     package, *rest = module.split(".")
     if package != "autotune":
         return package if package in PACKAGES else None
-    if rest[:2] == ["tuning", "ports"]:
+    if rest[:2] in (["tuning", "ports"], ["tuning", "fleet_ports"]):
         return "tuning.ports"
     return rest[0] if rest else None
 
