@@ -20,6 +20,7 @@ from autotune.specs.fleet import (
     Role,
     TuningEvent,
 )
+from autotune.specs.knowledge import BestEntry, NearEntry, RunnerUp
 from autotune.specs.measurement import (
     CollectiveOp,
     CollectiveReading,
@@ -44,12 +45,12 @@ from autotune.specs.tuning import Budget, SamplerName, Space, Trial, TrialState,
 from autotune.specs.workload import DType, Optimizer, Workload
 
 __all__ = [
-    "ApiKey", "Basis", "Budget", "BytesByPart", "ClusterSpec", "CollectiveOp", "CollectiveReading",
+    "ApiKey", "Basis", "BestEntry", "Budget", "BytesByPart", "ClusterSpec", "CollectiveOp", "CollectiveReading",
     "CollectiveRequest", "ComputeFit", "DType", "Device", "DeviceKind", "Estimate", "EventKind", "Failure",
     "FailureKind", "Fingerprint", "Job", "JobMember", "JobPurpose", "JobState", "LatentAttention", "LayerPart",
     "LayerReading", "LayerRequest", "Link", "LinkFit", "MemberOrder", "MemberReport", "MemberState", "ModelSpec",
-    "Node", "NodeIncident", "NodeState", "Norm", "Optimizer", "Plan", "Position", "ProbeOutcome", "ProbeProgress",
-    "ProbeRequest", "Profile", "RankReading", "RankReport", "Recompute", "Role", "SamplerName", "Schedule",
-    "SecondsByPart", "Space", "Spec", "StepReading", "StepRequest", "Trial", "TrialState", "Tuning", "TuningEvent",
-    "TuningState", "Workload",
+    "NearEntry", "Node", "NodeIncident", "NodeState", "Norm", "Optimizer", "Plan", "Position", "ProbeOutcome",
+    "ProbeProgress", "ProbeRequest", "Profile", "RankReading", "RankReport", "Recompute", "Role", "RunnerUp",
+    "SamplerName", "Schedule", "SecondsByPart", "Space", "Spec", "StepReading", "StepRequest", "Trial",
+    "TrialState", "Tuning", "TuningEvent", "TuningState", "Workload",
 ]  # fmt: skip

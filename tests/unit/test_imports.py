@@ -61,7 +61,7 @@ def room_of(module: str) -> str | None:
     package, *rest = module.split(".")
     if package != "autotune":
         return package if package in PACKAGES else None
-    if rest[:2] in (["tuning", "ports"], ["tuning", "fleet_ports"]):
+    if rest[:1] == ["tuning"] and rest[1:2] and rest[1].endswith("ports"):
         return "tuning.ports"
     return rest[0] if rest else None
 
