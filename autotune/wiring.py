@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from autotune.errors import InputError, StoreError
-from autotune.settings import database_file, read_settings
+from autotune.settings import Settings, database_file, read_settings
 
 ELSEWHERE = "`autotune plan` ranks plans without any hardware"
 
@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from autotune.tuning.ports import Prober
     from autotune.tuning.service import TuningService
     from storage import SqlStore
+    from workers.queue import CeleryQueue
 
 
 def open_store(url: str | None = None, *, read_only: bool = False) -> SqlStore:
@@ -73,3 +74,11 @@ def open_service(store: SqlStore) -> TuningService:
     from autotune.tuning.service import TuningService
 
     return TuningService(store, open_prober)
+
+
+def open_queue(settings: Settings) -> CeleryQueue:
+    """What carries ids to the workers of a fleet. Connects when it first sends. Raises InputError for a bad URL."""
+    from workers.app import create_app
+    from workers.queue import CeleryQueue
+
+    return CeleryQueue(create_app(settings))

@@ -1,0 +1,67 @@
+"""CeleryQueue: carries ids to workers through Redis; implements autotune.tuning.fleet_ports.Queue."""
+
+from __future__ import annotations
+
+import logging
+from typing import TYPE_CHECKING
+
+from kombu.exceptions import KombuError
+from redis.exceptions import RedisError
+
+from workers.app import TUNER_QUEUE, node_queue, pool_queue
+from workers.payloads import TaskName
+
+if TYPE_CHECKING:
+    from celery import Celery
+
+log = logging.getLogger("autotune.queue")
+
+# More canaries than this prove nothing more: a worker that is away must not find thousands of them when it comes back.
+_MOST_WAITING = 8
+
+
+class CeleryQueue:
+    """Sends ids; says False, and why in the log, when the broker does not take them. May be used by several threads."""
+
+    def __init__(self, app: Celery) -> None:
+        self._app = app
+
+    def advance(self, tuning_id: str) -> bool:
+        """To any tuner: take the next steps of this tuning."""
+        return self._send(TaskName.ADVANCE, (tuning_id,), TUNER_QUEUE)
+
+    def schedule(self, pool: str) -> bool:
+        """To any free node of the pool: grant what waits."""
+        return self._send(TaskName.SCHEDULE, (pool,), pool_queue(pool))
+
+    def run(self, node: str, job_id: str, token: int) -> bool:
+        """To one node: run your share of this job under this grant."""
+        return self._send(TaskName.RUN, (job_id, token), node_queue(node))
+
+    def canary(self, node: str, session: str) -> bool:
+        """To one node: prove that you consume. True without sending where enough messages wait there already."""
+        waiting = self._waiting(node_queue(node))
+        if waiting is None:
+            return False
+        return waiting >= _MOST_WAITING or self._send(TaskName.CANARY, (session,), node_queue(node))
+
+    def close(self) -> None:
+        """Closes the connections to the broker."""
+        self._app.close()
+
+    def _send(self, task: TaskName, arguments: tuple[str | int, ...], queue: str) -> bool:
+        try:
+            self._app.send_task(str(task), args=arguments, queue=queue, retry=False)
+        except (KombuError, RedisError, OSError) as error:
+            log.warning("%s%s was not sent: the broker does not answer (%s)", task, arguments, error)
+            return False
+        return True
+
+    def _waiting(self, queue: str) -> int | None:
+        """The messages that wait in a queue; None if the broker does not answer."""
+        try:
+            with self._app.connection_or_acquire() as connection:
+                return int(connection.default_channel.client.llen(queue))
+        except (KombuError, RedisError, OSError) as error:
+            log.warning("the broker does not answer: %s", error)
+            return None
