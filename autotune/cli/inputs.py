@@ -11,9 +11,6 @@ from autotune.errors import InputError
 if TYPE_CHECKING:
     from autotune.specs import ClusterSpec, ModelSpec, Space, Workload
 
-TINY_SEQ_LEN, TINY_GLOBAL_BATCH = 128, 16
-SEQ_LEN, SEQUENCES_PER_DEVICE, MOST_GLOBAL_BATCH = 4096, 16, 1024
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Inputs:
@@ -75,33 +72,10 @@ def read_cluster(ref: str | None, db: str | None) -> ClusterSpec:
 def read_workload(
     model: ModelSpec, cluster: ClusterSpec, *, seq_len: int | None, global_batch: int | None, dtype: str | None
 ) -> Workload:
-    """The workload with its defaults.
+    """The workload that the options give, with the catalog's defaults."""
+    from autotune.catalog.workloads import workload
 
-    Tiny presets, and any model on CPUs, get sequences of 128 tokens and 16 of them a step, so that a step takes
-    well under a second there. Others get 4096 tokens (at most the model's longest) and 16 sequences a device, at
-    most 1,024 or what of that the devices divide, so that plain data parallelism is legal on any number of devices.
-    There is at least one sequence a device.
-    """
-    from autotune.specs import DeviceKind, Workload
-
-    small = model.name.startswith("tiny") or cluster.device.kind is DeviceKind.CPU
-    longest = model.max_positions or SEQ_LEN
-    batch = TINY_GLOBAL_BATCH if small else min(SEQUENCES_PER_DEVICE * cluster.devices, MOST_GLOBAL_BATCH)
-    data = {
-        "seq_len": min(TINY_SEQ_LEN if small else SEQ_LEN, longest) if seq_len is None else seq_len,
-        "global_batch": max(batch // cluster.devices, 1) * cluster.devices if global_batch is None else global_batch,
-        "dtype": _default_dtype(cluster) if dtype is None else dtype,
-    }
-    return Workload.from_data(data, "workload")
-
-
-def _default_dtype(cluster: ClusterSpec) -> str:
-    from autotune.specs import DeviceKind, DType
-
-    if cluster.device.kind is DeviceKind.CPU:
-        return DType.FP32.value
-    peaks = cluster.device.peak_flops_per_s
-    return (DType.FP16 if DType.FP16 in peaks and DType.BF16 not in peaks else DType.BF16).value
+    return workload(model, cluster, {"seq_len": seq_len, "global_batch": global_batch, "dtype": dtype})
 
 
 def read_space(

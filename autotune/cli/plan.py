@@ -54,6 +54,7 @@ def plan(
     from autotune.cli.explain_view import explanation_of, print_explained, print_scaling, scaling_of
     from autotune.cli.inputs import read_inputs, read_space
     from autotune.search.rank import rank
+    from autotune.tuning.report import ranking_data
 
     inputs = read_inputs(model=model, cluster=cluster, seq_len=seq_len, global_batch=global_batch, dtype=dtype, db=db)
     profile = stored_profile(inputs.cluster, db)
@@ -64,7 +65,7 @@ def plan(
     if scaling:
         curve = scaling_of(inputs, space, profile)
         if as_json:
-            output.print_json({**_inputs_data(inputs), "scaling": curve.to_data()})
+            output.print_json({**_request_data(inputs), "scaling": curve.to_data()})
         else:
             print_scaling(inputs, curve)
         return
@@ -74,7 +75,7 @@ def plan(
         ranking = rank(inputs.model, inputs.cluster, inputs.workload, space, profile=profile, limit=top)
     explanation = explanation_of(inputs, space, profile, ranking.plans[0].plan) if explain else {}
     if as_json:
-        output.print_json(_ranking_data(inputs, ranking) | explanation)
+        output.print_json(ranking_data(inputs.model, inputs.cluster, inputs.workload, ranking) | explanation)
         return
     _print_ranking(inputs, ranking)
     if explain:
@@ -108,25 +109,10 @@ def _ranking_of_one(inputs: Inputs, plan: Plan, profile: Profile | None) -> Rank
     return Ranking(legal=1, fitting=int(found.fits), seconds=seconds, estimates_per_s=1 / seconds, plans=(ranked,))
 
 
-def _inputs_data(inputs: Inputs) -> dict[str, Any]:
-    return {
-        "model": inputs.model.name,
-        "cluster": inputs.cluster.name,
-        "devices": inputs.cluster.devices,
-        "workload": inputs.workload.to_data(),
-    }
+def _request_data(inputs: Inputs) -> dict[str, Any]:
+    from autotune.tuning.report import request_data
 
-
-def _ranking_data(inputs: Inputs, ranking: Ranking) -> dict[str, Any]:
-    return {
-        **_inputs_data(inputs),
-        "legal": ranking.legal,
-        "fitting": ranking.fitting,
-        "seconds": ranking.seconds,
-        "estimates_per_s": ranking.estimates_per_s,
-        "basis": ranking.plans[0].estimate.basis.value,
-        "plans": [{"plan": each.plan.to_data(), "estimate": each.estimate.to_data()} for each in ranking.plans],
-    }
+    return request_data(inputs.model, inputs.cluster, inputs.workload)
 
 
 def _print_ranking(inputs: Inputs, ranking: Ranking) -> None:
@@ -189,7 +175,7 @@ def estimate(
     found = estimate_plan(inputs.model, inputs.cluster, inputs.workload, chosen, profile)
     if as_json:
         shares = {"largest_parts": dict(largest_parts(found))}
-        output.print_json({**_inputs_data(inputs), "plan": chosen.to_data(), "estimate": found.to_data(), **shares})
+        output.print_json({**_request_data(inputs), "plan": chosen.to_data(), "estimate": found.to_data(), **shares})
     else:
         _print_estimate(inputs, chosen, found)
 

@@ -37,25 +37,13 @@ def best(
 ) -> None:
     """The best plan of a tuning, its evidence, the runner-up and how to launch it."""
     from autotune.cli.database import open_to_read
-    from autotune.tuning.report import tuning_data
+    from autotune.tuning.report import best_answer
 
     with open_to_read(db) as store:
         asked, found = _find_best(store, tuning)
-        trials = store.trials(asked.id)
-        evidence = _evidence(store, found)
-        profile = store.profile(asked.cluster.key)
+        answer = best_answer(store, asked, found)
     launch = _launch(asked, found.standing.plan, target)
-    data = tuning_data(asked, trials, profile)
-    answer = {
-        "tuning": asked.id,
-        "model": asked.model.name,
-        "cluster": asked.cluster.name,
-        "workload": asked.workload.to_data(),
-        "best": data["best"],
-        **evidence,
-        "runner_up": _runner_up(found),
-        "launch": asdict(launch) if launch else None,
-    }
+    answer["launch"] = asdict(launch) if launch else None
     if as_json:
         output.print_json(answer)
     else:
@@ -73,30 +61,6 @@ def _find_best(store: SqlStore, tuning_id: str | None) -> tuple[Tuning, Best]:
     if tuning_id is None:
         raise InputError("--tuning", None, "no tuning in the database has a complete trial yet: run autotune tune")
     raise InputError("tuning", tuning_id, "it has no complete trial yet: see autotune show")
-
-
-def _evidence(store: SqlStore, found: Best) -> dict[str, Any]:
-    """When and where the winner was measured; its newest trial counts."""
-    newest = max(found.trials, key=lambda trial: trial.finished_at or trial.started_at)
-    moment = newest.finished_at or newest.started_at
-    fingerprint = store.fingerprint(newest.fingerprint_key) if newest.fingerprint_key else None
-    return {
-        "measured_at": moment.isoformat(),
-        "fingerprint_key": newest.fingerprint_key,
-        "fingerprint": fingerprint.to_data() if fingerprint else None,
-    }
-
-
-def _runner_up(found: Best) -> dict[str, Any] | None:
-    if not found.runners_up:
-        return None
-    second = found.runners_up[0]
-    return {
-        "plan": second.plan.to_data(),
-        "tokens_per_s_per_gpu": second.tokens_per_s_per_gpu,
-        "interval": list(second.interval),
-        "repeats": second.repeats,
-    }
 
 
 def _launch(tuning: Tuning, plan: Plan, target: str | None) -> LaunchArguments | None:
@@ -197,9 +161,10 @@ def history(
 ) -> None:
     """The newest tunings and the best plan of each."""
     from autotune.cli.database import open_to_read
+    from autotune.tuning.report import history_data
 
     with open_to_read(db) as store:
-        rows = [_history_data(tuning, store.trials(tuning.id)) for tuning in store.tunings(limit)]
+        rows = [history_data(tuning, store.trials(tuning.id)) for tuning in store.tunings(limit)]
     if as_json:
         output.print_json({"tunings": rows})
         return
@@ -213,20 +178,3 @@ def history(
             output.plan_text(row["plan"]) if row["plan"] else "-", output.count_text(row["tokens_per_s_per_gpu"]),
         )  # fmt: skip
     output.console().print(table if rows else "Nothing was tuned yet: autotune tune")
-
-
-def _history_data(tuning: Tuning, trials: Sequence[Trial]) -> dict[str, Any]:
-    from autotune.tuning.service import best_of
-
-    found = best_of(trials, tuning.cluster)
-    return {
-        "tuning": tuning.id,
-        "created_at": tuning.created_at.isoformat(),
-        "model": tuning.model.name,
-        "cluster": tuning.cluster.name,
-        "state": tuning.state.value,
-        "trials": len(trials),
-        "gpu_s_spent": tuning.gpu_s_spent,
-        "plan": found.standing.plan.to_data() if found else None,
-        "tokens_per_s_per_gpu": found.standing.tokens_per_s_per_gpu if found else None,
-    }

@@ -8,9 +8,11 @@ from typing import Any
 import numpy as np
 
 from autotune.search.explanation import Explanation
+from autotune.search.rank import Ranking
 from autotune.search.standing import peak_memory_bytes
-from autotune.specs import Profile, Trial, Tuning
+from autotune.specs import ClusterSpec, ModelSpec, Profile, Trial, Tuning, Workload
 from autotune.tuning.explanation import explain_best
+from autotune.tuning.ports import Store
 from autotune.tuning.service import Best, best_of
 
 
@@ -33,6 +35,57 @@ def tuning_data(tuning: Tuning, trials: Sequence[Trial], profile: Profile | None
         "explanation": explanation.to_data() if explanation else None,
         "trials": [trial_data(trial) for trial in trials],
         "gpu_s_spent": tuning.gpu_s_spent,
+    }
+
+
+def history_data(tuning: Tuning, trials: Sequence[Trial]) -> dict[str, Any]:
+    """A tuning as one row of a list: its request by name, where it stands, and its best plan so far."""
+    found = best_of(trials, tuning.cluster)
+    return {
+        "tuning": tuning.id,
+        "created_at": tuning.created_at.isoformat(),
+        "model": tuning.model.name,
+        "cluster": tuning.cluster.name,
+        "state": tuning.state.value,
+        "trials": len(trials),
+        "gpu_s_spent": tuning.gpu_s_spent,
+        "plan": found.standing.plan.to_data() if found else None,
+        "tokens_per_s_per_gpu": found.standing.tokens_per_s_per_gpu if found else None,
+    }
+
+
+def best_answer(store: Store, tuning: Tuning, best: Best) -> dict[str, Any]:
+    """The object of `best --json` without launch arguments: the winner, its evidence, the runner-up."""
+    explanation = explain_best(best, tuning, store.profile(tuning.cluster.key))
+    newest = max(best.trials, key=lambda trial: trial.finished_at or trial.started_at)
+    fingerprint = store.fingerprint(newest.fingerprint_key) if newest.fingerprint_key else None
+    return {
+        "tuning": tuning.id,
+        **_named(tuning.model, tuning.cluster),
+        "workload": tuning.workload.to_data(),
+        "best": best_data(best, explanation, tuning),
+        "measured_at": (newest.finished_at or newest.started_at).isoformat(),
+        "fingerprint_key": newest.fingerprint_key,
+        "fingerprint": fingerprint.to_data() if fingerprint else None,
+        "runner_up": _runner_up(best),
+    }
+
+
+def request_data(model: ModelSpec, cluster: ClusterSpec, workload: Workload) -> dict[str, Any]:
+    """What was asked for, by name and number: the head of every answer that is an estimate."""
+    return {**_named(model, cluster), "devices": cluster.devices, "workload": workload.to_data()}
+
+
+def ranking_data(model: ModelSpec, cluster: ClusterSpec, workload: Workload, ranking: Ranking) -> dict[str, Any]:
+    """The object of `plan --json`."""
+    return {
+        **request_data(model, cluster, workload),
+        "legal": ranking.legal,
+        "fitting": ranking.fitting,
+        "seconds": ranking.seconds,
+        "estimates_per_s": ranking.estimates_per_s,
+        "basis": ranking.plans[0].estimate.basis.value,
+        "plans": [{"plan": each.plan.to_data(), "estimate": each.estimate.to_data()} for each in ranking.plans],
     }
 
 
@@ -79,6 +132,22 @@ def trial_data(trial: Trial) -> dict[str, Any]:
         "gpu_s": trial.gpu_s,
         "setup_s": trial.setup_s,
         "fingerprint": trial.fingerprint_key,
+    }
+
+
+def _named(model: ModelSpec, cluster: ClusterSpec) -> dict[str, Any]:
+    return {"model": model.name, "cluster": cluster.name}
+
+
+def _runner_up(best: Best) -> dict[str, Any] | None:
+    if not best.runners_up:
+        return None
+    second = best.runners_up[0]
+    return {
+        "plan": second.plan.to_data(),
+        "tokens_per_s_per_gpu": second.tokens_per_s_per_gpu,
+        "interval": list(second.interval),
+        "repeats": second.repeats,
     }
 
 
