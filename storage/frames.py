@@ -106,6 +106,7 @@ REQUEST_COLUMNS = (
     "model_name", "model_key", "cluster_name", "cluster_key", "devices", "workload_key", "seq_len", "global_batch",
     "dtype",
 )  # fmt: skip
+CLAIM_COLUMNS = ("sharing_key", "claimed_at", "claim_expires_at", "advanced_at")
 PLAIN: dict[str, tuple[type[Base], InstrumentedAttribute[Any]]] = {
     "tunings": (TuningRow, TuningRow.created_at),
     "probes": (ProbeRow, ProbeRow.finished_at),
@@ -117,9 +118,9 @@ PLAIN: dict[str, tuple[type[Base], InstrumentedAttribute[Any]]] = {
 
 
 def _columns(row: type[Base]) -> list[InstrumentedAttribute[Any]]:
-    """All columns but the JSON of specs, which frames show by their keys and fields."""
+    """All columns but the JSON of specs, which frames show by their keys and fields, and the state of claims."""
     keys = [attribute.key for attribute in row.__mapper__.column_attrs]
-    return [getattr(row, key) for key in keys if not key.endswith("_json")]
+    return [getattr(row, key) for key in keys if not key.endswith("_json") and key not in CLAIM_COLUMNS]
 
 
 def _kind(column: InstrumentedAttribute[Any]) -> str:

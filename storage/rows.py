@@ -68,6 +68,8 @@ def tuning_row(tuning: Tuning) -> TuningRow:
         seed=tuning.seed,
         cold=tuning.cold,
         sampler=tuning.sampler.value,
+        pool=tuning.pool,
+        principal=tuning.principal,
         created_at=tuning.created_at,
         gpu_s_spent=tuning.gpu_s_spent,
         **tuning_progress(tuning),
@@ -87,9 +89,9 @@ def tuning_progress(tuning: Tuning) -> dict[str, Any]:
 
 def tuning_of(row: TuningRow) -> Tuning:
     """The tuning of a row."""
-    plain = ("id", "seed", "cold", "message", "stop_reason", "owner", "gpu_s_spent", "created_at", "updated_at")
+    plain = ("id", "seed", "cold", "pool", "principal", "message", "stop_reason", "owner", "gpu_s_spent")
     return Tuning(
-        **_values(row, plain),
+        **_values(row, (*plain, "created_at", "updated_at")),
         model=ModelSpec.from_json(row.model_json),
         cluster=ClusterSpec.from_json(row.cluster_json),
         workload=Workload.from_json(row.workload_json),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import storage.fleet_tables  # noqa: F401  (its tables belong to the schema)
 from storage.engine import build_engine, locate
 from storage.faults import translated
 from storage.measurements import MeasurementStore

@@ -8,10 +8,13 @@ from __future__ import annotations
 
 from datetime import datetime
 
-from sqlalchemy import CheckConstraint, ForeignKey, Index, UniqueConstraint
+from sqlalchemy import CheckConstraint, ForeignKey, Index, UniqueConstraint, text
 from sqlalchemy.orm import Mapped, mapped_column, relationship
 
 from storage.columns import Base, Free, FreeText, Key, Moment, RowId, UtcDateTime
+
+# In the words of the index, so that both databases see that a query with it may use the index.
+LIVE = "state NOT IN ('done', 'failed', 'cancelled')"
 
 
 class ModelRow(Base):
@@ -54,12 +57,25 @@ class FingerprintRow(Base):
 
 
 class TuningRow(Base):
-    """A request. It keeps its own copy of the specs: a model replaced later does not change it."""
+    """A request. It keeps its own copy of the specs: a model replaced later does not change it.
+
+    Of a fleet's tuning: `sharing_key` is that of equal requests, while they may join; `owner` may advance it until
+    `claim_expires_at`; `advanced_at` is when the last advance began.
+    """
 
     __tablename__ = "tunings"
     __table_args__ = (
         Index(None, "model_key", "cluster_key", "workload_key"),
         Index(None, "created_at"),
+        Index(None, "state", "created_at"),
+        Index(None, "principal", "created_at"),
+        Index(
+            "uq_tunings_sharing_key_live",
+            "sharing_key",
+            unique=True,
+            sqlite_where=text(LIVE),
+            postgresql_where=text(LIVE),
+        ),
     )
 
     id: Mapped[Key] = mapped_column(primary_key=True)
@@ -80,6 +96,12 @@ class TuningRow(Base):
     seed: Mapped[int]
     cold: Mapped[bool]
     sampler: Mapped[Key]
+    pool: Mapped[str] = mapped_column(server_default="")
+    principal: Mapped[str] = mapped_column(server_default="")
+    sharing_key: Mapped[str | None]
+    claimed_at: Mapped[datetime | None] = mapped_column(UtcDateTime)
+    claim_expires_at: Mapped[datetime | None] = mapped_column(UtcDateTime)
+    advanced_at: Mapped[datetime | None] = mapped_column(UtcDateTime)
     state: Mapped[Key]
     message: Mapped[Free]
     stop_reason: Mapped[Free]
