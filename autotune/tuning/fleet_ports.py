@@ -6,6 +6,7 @@ All times that decide (leases, claims, heartbeats) are the database's clock: a n
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
+from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, Protocol
 
@@ -27,6 +28,17 @@ from autotune.specs import (
     TuningEvent,
 )
 from autotune.tuning.ports import Store
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FleetCounts:
+    """How much there is of what, at one moment: by state, the nodes that jobs hold, GPU-seconds of all tunings."""
+
+    tunings: dict[str, int]
+    jobs: dict[str, int]
+    nodes: dict[str, int]
+    leases: int
+    gpu_s: float
 
 
 class Queue(Protocol):
@@ -220,6 +232,9 @@ class FleetStore(Store, Protocol):
         self, kind: str, *, cluster_key: str | None = None, after: int = 0, limit: int = 100
     ) -> Sequence[dict[str, Any]]:
         """Rows of `collective`, `layer` or `step` measurements with their provenance, by id."""
+
+    def counts(self) -> FleetCounts:
+        """What a monitor watches. Counted by the database: nothing is read row by row."""
 
     # -- keys ---------------------------------------------------------------------------------------------------
 
