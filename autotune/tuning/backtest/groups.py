@@ -152,7 +152,7 @@ def _group(rows: Sequence[Run]) -> Group:
         cluster=first.cluster,
         workload=first.workload,
         outcomes=tuple(sorted((_outcome(repeats) for repeats in by_plan.values()), key=lambda item: item.plan.key)),
-        readings=tuple(_readings(rows)),
+        readings=tuple(network_readings(rows)),
     )
 
 
@@ -169,7 +169,7 @@ def _outcome(repeats: Sequence[Run]) -> Outcome:
     )
 
 
-def _readings(rows: Sequence[Run]) -> list[CollectiveReading]:
+def network_readings(rows: Sequence[Run]) -> list[CollectiveReading]:
     """What one collective probe before the search would have read: the median over the group's rows."""
     cluster, found = rows[0].cluster, []
     one_node = [item for run in rows if (item := run.one_node_busbw_bytes_per_s) is not None]

@@ -1,0 +1,180 @@
+"""From what a training log states, and what the user states beside it, to one imported run."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from autotune.cost.flops import model_flops_per_token
+from autotune.errors import InputError
+from autotune.imports.hardware import require_gpu
+from autotune.imports.logs import GIB, TrainingLog, Value
+from autotune.imports.shape import model_of
+from autotune.imports.steps import LEAST_LINES, WARMUP_STEPS, median_interval, settled
+from autotune.specs import ClusterSpec, Failure, FailureKind, ModelSpec, Plan, Workload
+from autotune.specs.imported import ImportedRun
+
+OPTION = {"seq_len": "--seq-len", "global_batch": "--global-batch", "dtype": "--dtype", "devices": "--cluster"}
+NEEDED = ("tp", "pp", "micro_batch", "zero_stage", "recompute")
+"""Fields of a plan without a value that could be taken for granted."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Stated:
+    """What the user says of a log: what it does not state itself, and what it must agree with.
+
+    Args:
+        cluster: where the run was.
+        model: what was trained; None takes the shape that the log prints.
+        workload: by the names of Workload.
+        plan: by the names of Plan.
+    """
+
+    cluster: ClusterSpec
+    model: ModelSpec | None = None
+    workload: Mapping[str, Value] = field(default_factory=dict)
+    plan: Mapping[str, Value] = field(default_factory=dict)
+
+
+def run_of(log: TrainingLog, stated: Stated) -> ImportedRun:
+    """The run of a log: its speed with warm-up dropped, or that it ran out of memory.
+
+    Raises:
+        InputError: the log and the user disagree, neither states something that is needed, a figure that cannot be, or
+            too few steps; names the file, the line and what is allowed.
+    """
+    cluster, file = stated.cluster, log.file
+    _require_cluster(log, cluster)
+    model = model_of(log, stated.model)
+    workload, plan = _workload(log, stated), _plan(log, stated)
+    _require_possible(log, model, workload, plan, cluster)
+    reserved, allocated = (_peak(log, peak, cluster) for peak in (log.reserved_bytes, log.allocated_bytes))
+    broken = file.out_of_memory()
+    common = {
+        "framework": log.framework, "model": model, "cluster": cluster, "workload": workload, "plan": plan,
+        "peak_reserved_bytes": reserved, "peak_allocated_bytes": allocated,
+    }  # fmt: skip
+    if broken is not None:
+        failure = Failure(kind=FailureKind.OOM, message=file.lines[broken - 1].strip()[:300])
+        return ImportedRun.model_validate({**common, "where": file.where(broken), "failure": failure})
+    return ImportedRun.model_validate({**common, **_speed(log, model, workload, cluster)})
+
+
+def _require_cluster(log: TrainingLog, cluster: ClusterSpec) -> None:
+    devices, gpu = log.facts.get("devices"), log.facts.get("gpu")
+    if devices is not None and devices.value != cluster.devices:
+        allowed = f"--cluster {cluster.name} has {cluster.devices} devices"
+        raise log.file.bad(devices.line, "devices", devices.value, allowed)
+    if gpu is not None:
+        require_gpu(log.file, gpu.line, str(gpu.value), cluster)
+
+
+def _workload(log: TrainingLog, stated: Stated) -> Workload:
+    found = _merged(log, stated.workload, tuple(Workload.model_fields), OPTION)
+    if "micro_batches" in log.facts and "global_batch" not in found:
+        dp, micro_batch = _degree(log, stated, "dp"), _degree(log, stated, "micro_batch")
+        if dp and micro_batch:
+            found["global_batch"] = dp * micro_batch * int(log.facts["micro_batches"].value)
+    missing = [OPTION[name] for name in ("seq_len", "global_batch", "dtype") if name not in found]
+    if missing:
+        raise InputError(log.file.name, "not stated", f"the log does not state it: give {', '.join(missing)}")
+    if "accumulates" in log.facts:
+        found.setdefault("grad_dtype", "fp32" if log.facts["accumulates"].value else found["dtype"])
+    return Workload.from_data(found, log.file.name)
+
+
+def _degree(log: TrainingLog, stated: Stated, name: str) -> int | None:
+    value = stated.plan.get(name, log.value(name))
+    return value if isinstance(value, int) else None
+
+
+def _plan(log: TrainingLog, stated: Stated) -> Plan:
+    found = _merged(log, stated.plan, tuple(Plan.model_fields), {})
+    needed = NEEDED if found.get("tp") in {None, 1} else (*NEEDED, "sequence_parallel")
+    missing = [name for name in needed if name not in found]
+    if missing:
+        example = ",".join(f"{name}=..." for name in missing)
+        raise InputError(log.file.name, "not stated", f"the log does not state it: give --plan {example}")
+    if "dp" not in found:
+        others = [found.get(name, 1) for name in ("tp", "pp", "cp")]
+        rest = 1
+        for degree in others:
+            rest *= degree if isinstance(degree, int) else 1
+        found["dp"] = stated.cluster.devices // max(rest, 1) or 1
+    if found.get("tp") == 1:
+        found["sequence_parallel"] = False  # there is nothing that it would split
+    return Plan.from_data(found, log.file.name)
+
+
+def _merged(
+    log: TrainingLog, stated: Mapping[str, Value], names: tuple[str, ...], options: Mapping[str, str]
+) -> dict[str, Value]:
+    """Facts and options under these names. Raises InputError where they disagree."""
+    found = {name: log.facts[name].value for name in names if name in log.facts}
+    for name, value in stated.items():
+        fact = log.facts.get(name)
+        if fact is not None and not fact.implied and fact.value != value:
+            option = options.get(name, "--plan " + name + "=")
+            raise log.file.bad(fact.line, name, fact.value, f"{option} says {value!r}, the log says otherwise")
+        found[name] = value
+    return found
+
+
+def _require_possible(log: TrainingLog, model: ModelSpec, workload: Workload, plan: Plan, cluster: ClusterSpec) -> None:
+    product = f"tp*pp*cp*dp = {plan.tp}*{plan.pp}*{plan.cp}*{plan.dp} = {plan.world_size}"
+    reasons = (
+        (plan.world_size != cluster.devices, f"{product}, --cluster {cluster.name} has {cluster.devices} devices"),
+        (workload.global_batch % (plan.dp * plan.micro_batch) > 0,
+         f"the global batch of {workload.global_batch} must be a multiple of dp * micro_batch"),
+        (plan.pp * plan.vpp > model.layers, f"{model.layers} layers are fewer than pp * vpp"),
+    )  # fmt: skip
+    for holds, reason in reasons:
+        if holds:
+            raise InputError(f"{log.file.name}, plan", plan.key, reason)
+
+
+def _peak(log: TrainingLog, peak_bytes: float | None, cluster: ClusterSpec) -> int | None:
+    if peak_bytes is not None and peak_bytes > cluster.device.memory_bytes:
+        allowed = f"a {cluster.device.name} has {cluster.device.memory_bytes / GIB:.1f} GiB"
+        raise InputError(f"{log.file.name}, peak memory", f"{peak_bytes / GIB:.1f} GiB", allowed)
+    return round(peak_bytes) if peak_bytes else None
+
+
+def _speed(log: TrainingLog, model: ModelSpec, workload: Workload, cluster: ClusterSpec) -> dict[str, object]:
+    """The median over settled steps as tokens a second and GPU, with its interval."""
+    kept = settled(log.steps)
+    if len(kept) < LEAST_LINES:
+        allowed = (
+            f"{LEAST_LINES} timed steps are needed beyond the first line and {WARMUP_STEPS} steps of warm-up, or an "
+            "out-of-memory error; nothing of this log is imported"
+        )
+        raise InputError(log.file.name, f"{len(log.steps)} timed steps", allowed)
+    per_gpu = workload.tokens_per_step / cluster.devices
+    times_s = []
+    for step in kept:
+        if step.samples_per_s:
+            time_s = workload.global_batch / step.samples_per_s
+        else:
+            time_s = step.time_s or per_gpu / (step.tokens_per_s_per_gpu or 1.0)
+        _require_below_peak(log, step.line, per_gpu / time_s, model, workload, cluster)
+        times_s.append(time_s)
+    middle, low, high = median_interval(times_s)
+    return {
+        "where": log.file.where(kept[0].line),
+        "tokens_per_s_per_gpu": per_gpu / middle,
+        "interval_tokens_per_s_per_gpu": (per_gpu / high, per_gpu / low),
+        "steps": len(kept),
+    }
+
+
+def _require_below_peak(
+    log: TrainingLog, line: int, speed: float, model: ModelSpec, workload: Workload, cluster: ClusterSpec
+) -> None:
+    peak = cluster.device.peak_flops_per_s.get(workload.dtype)
+    flops_per_s = speed * model_flops_per_token(model, workload.seq_len)
+    if peak is not None and flops_per_s > peak:
+        allowed = (
+            f"would be {flops_per_s / 1e12:.0f} TFLOP/s of {model.name} on a {cluster.device.name} whose peak is "
+            f"{peak / 1e12:.0f}"
+        )
+        raise log.file.bad(line, "tokens/s/GPU", f"{speed:.6g}", allowed)

@@ -1,0 +1,151 @@
+"""nccl-tests' output (all_reduce_perf and the like; github.com/NVIDIA/nccl-tests) as collective readings.
+
+Its `size` is ours: the full buffer. Its time is the mean over iterations, averaged over ranks, of one communicator over
+all its ranks; the out-of-place column is taken.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from dataclasses import dataclass
+
+from autotune.cost.network import ring_traffic
+from autotune.errors import InputError
+from autotune.imports.hardware import require_gpu
+from autotune.imports.logs import LogFile
+from autotune.specs import ClusterSpec, CollectiveOp, CollectiveReading
+from autotune.specs.imported import ImportedReading
+
+_NAMES = {
+    "all_reduce": CollectiveOp.ALL_REDUCE,
+    "all_gather": CollectiveOp.ALL_GATHER,
+    "reduce_scatter": CollectiveOp.REDUCE_SCATTER,
+    "alltoall": CollectiveOp.ALL_TO_ALL,
+    "sendrecv": CollectiveOp.SEND_RECV,
+}
+_TEST = re.compile(r"\b([a-z_]+)_perf\b")
+_RANK = re.compile(r"^#\s+Rank\s+(\d+) (?:Group\s+(\d+) )?Pid\s+\d+ on\s+(\S+) device\s+\d+ \[[^]]*\] (.*?)\s*$")
+_ITERATIONS = re.compile(r"(?<!warmup )\biters: (\d+)")
+_COLUMNS = re.compile(r"^#\s+size\s+count\s+type\s+redop\s")
+_ROW = re.compile(r"^\s*-?\d+\s+-?\d+\s+[a-z][a-z0-9_]*\s")
+_END = "# Avg bus bandwidth"
+AGREES, ROUNDING = 0.05, 0.011
+"""algbw must be size / time within this share, or within the rounding to two decimals of GB/s."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Sweep:
+    op: CollectiveOp
+    group_size: int
+    iterations: int
+
+
+def read(file: LogFile, cluster: ClusterSpec) -> tuple[list[ImportedReading], list[str]]:
+    """The readings of a log, and notes on what was left out.
+
+    Args:
+        file: the log of one test.
+        cluster: where it ran; the log's ranks must fit on it.
+
+    Raises:
+        InputError: a test of another operation, on other hardware, of a layout that the cluster does not have, with
+            wrong data, or a figure that cannot be.
+    """
+    sweep = _Sweep(op=_operation(file), group_size=_group_size(file, cluster), iterations=_iterations(file))
+    if sweep.op is CollectiveOp.SEND_RECV and sweep.group_size != 2:
+        raise InputError(file.name, sweep.group_size, "a sendrecv of 2 ranks is needed: more of them are a ring")
+    found: list[ImportedReading] = []
+    columns: list[str] = []
+    for line, text in file:
+        if _COLUMNS.match(text):
+            columns = text.lstrip("# ").split()
+        elif columns and _ROW.match(text):
+            reading = _reading(file, line, columns, text.split(), sweep)
+            if reading is not None:
+                found.append(ImportedReading(where=file.where(line), cluster=cluster, reading=reading))
+    if not found:
+        raise InputError(file.name, "no rows", "at least one complete row with a size and its time is needed")
+    return found, _notes(file)
+
+
+def _notes(file: LogFile) -> list[str]:
+    notes = [] if file.cut is None else [f"line {file.cut} is cut off and left out"]
+    if not any(text.startswith(_END) for _, text in file):
+        notes.append("the sweep did not come to its end; its complete rows are taken")
+    return notes
+
+
+def _operation(file: LogFile) -> CollectiveOp:
+    for line, text in file:
+        if match := _TEST.search(text):
+            if match[1] not in _NAMES:
+                allowed = "must be one of " + ", ".join(f"{name}_perf" for name in _NAMES)
+                raise file.bad(line, "test", f"{match[1]}_perf", allowed)
+            return _NAMES[match[1]]
+    raise InputError(file.name, "no name of a test", "add the command that made the log as its first line")
+
+
+def _iterations(file: LogFile) -> int:
+    found = next((match for _, text in file if text.startswith("#") and (match := _ITERATIONS.search(text))), None)
+    return int(found[1]) if found else 1
+
+
+def _group_size(file: LogFile, cluster: ClusterSpec) -> int:
+    """The number of ranks. They must be on one node, or fill the nodes that they are on: then their stride is 1."""
+    hosts: Counter[str] = Counter()
+    for line, text in file:
+        if match := _RANK.match(text):
+            if match[2] not in {None, "0"}:
+                raise file.bad(line, "group", match[2], "one communicator over all ranks is needed (no split)")
+            require_gpu(file, line, match[4], cluster)
+            hosts[match[3]] += 1
+    size, local = hosts.total(), cluster.gpus_per_node
+    if size < 2:
+        raise InputError(file.name, size, "at least 2 ranks are needed, each on a line `#  Rank 0 ... device ...`")
+    whole = all(count == local for count in hosts.values())
+    if size > cluster.devices or not (whole or (len(hosts) == 1 and size <= local)):
+        allowed = (
+            f"{cluster.name} has {cluster.nodes} nodes of {local}; ranks must be on one, or fill those they are on"
+        )
+        raise InputError(f"{file.name}, ranks by host", dict(hosts), allowed)
+    return size
+
+
+def _reading(file: LogFile, line: int, columns: list[str], cells: list[str], sweep: _Sweep) -> CollectiveReading | None:
+    """One row; None for a size of no bytes, which is what small sizes are to an operation that divides them."""
+    at = columns.index("time")
+    if len(cells) < at + 4:
+        raise file.bad(line, "row", " ".join(cells), "must have size, time, algbw, busbw and what was wrong")
+    if cells[0] == "0":
+        return None
+    size_bytes = file.count(line, "size", cells[0])
+    time_s = file.positive(line, "time", cells[at]) * 1e-6
+    algbw = size_bytes / time_s
+    _agree(file, line, "algbw", cells[at + 1], algbw)
+    _agree(file, line, "busbw", cells[at + 2], algbw * ring_traffic(sweep.op, sweep.group_size))
+    if columns[at + 3] == "#wrong" and cells[at + 3] not in {"0", "N/A"}:
+        raise file.bad(line, "#wrong", cells[at + 3], "must be 0: the data did not arrive")
+    return CollectiveReading(
+        op=sweep.op,
+        group_size=sweep.group_size,
+        stride=1,
+        size_bytes=size_bytes,
+        iterations=sweep.iterations,
+        time_s=time_s,
+        time_p10_s=time_s,
+        time_p90_s=time_s,
+        algbw_bytes_per_s=algbw,
+        busbw_bytes_per_s=algbw * ring_traffic(sweep.op, sweep.group_size),
+    )
+
+
+def _agree(file: LogFile, line: int, name: str, text: str, bytes_per_s: float) -> None:
+    """A rate must be what size and time make it, else one of the three is in another unit or of another test."""
+    try:
+        stated = float(text)
+    except ValueError:
+        raise file.bad(line, name, text, "must be a number") from None
+    expected = bytes_per_s / 1e9
+    if not abs(stated - expected) <= max(AGREES * expected, ROUNDING):
+        raise file.bad(line, name, text, f"size and time make {expected:.2f} GB/s")

@@ -1,0 +1,72 @@
+"""One file in one of the formats, as what can be stored. All or nothing of a file, but for what its notes name."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from pathlib import Path
+
+from autotune.imports import deepspeed, history, megatron, nanotron, nccl, torchtitan
+from autotune.imports.assembly import Stated, run_of
+from autotune.imports.logs import LogFile, TrainingLog
+from autotune.specs import ModelSpec
+from autotune.specs.imported import ImportedReading, ImportedRun
+from autotune.tuning.backtest.runs import Clusters
+
+
+class Format(StrEnum):
+    """What a file is."""
+
+    CSV = "csv"
+    NCCL_TESTS = "nccl-tests"
+    MEGATRON = "megatron"
+    TORCHTITAN = "torchtitan"
+    DEEPSPEED = "deepspeed"
+    NANOTRON = "nanotron"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Imported:
+    """What a file holds, and notes for the user on what was left out and why."""
+
+    runs: Sequence[ImportedRun] = ()
+    readings: Sequence[ImportedReading] = ()
+    notes: Sequence[str] = ()
+
+
+_READERS: dict[Format, Callable[[LogFile], TrainingLog]] = {
+    Format.MEGATRON: megatron.read,
+    Format.TORCHTITAN: torchtitan.read,
+    Format.DEEPSPEED: deepspeed.read,
+    Format.NANOTRON: nanotron.read,
+}
+
+
+def read_log(format: Format, name: str, text: str, stated: Stated) -> Imported:
+    """A log of nccl-tests or of a training framework. A last line without its end is left out, and said to be.
+
+    Args:
+        format: any but csv.
+        name: the file, for complaints.
+        text: its content.
+        stated: what the user says of it.
+
+    Raises:
+        InputError: names the file, the line, the value and what is allowed; then nothing of it can be imported.
+    """
+    file = LogFile.of(name, text)
+    if format is Format.NCCL_TESTS:
+        readings, notes = nccl.read(file, stated.cluster)
+        return Imported(readings=readings, notes=[f"{name}: {note}" for note in notes])
+    log = _READERS[format](file)
+    run = run_of(log, stated)
+    if file.cut is not None:
+        log.notes.append(f"line {file.cut} is cut off and left out")
+    return Imported(runs=[run], notes=[f"{name}: {note}" for note in log.notes])
+
+
+def read_table(path: Path, clusters: Clusters, *, model: ModelSpec | None = None, skip_bad: bool = False) -> Imported:
+    """A runs file (docs/backtest.md). Raises InputError for the first bad row, unless `skip_bad` leaves them out."""
+    runs, readings, notes = history.read(path, clusters, model=model, skip_bad=skip_bad)
+    return Imported(runs=runs, readings=readings, notes=notes)

@@ -1,0 +1,147 @@
+"""torchtitan's training log (torchtitan/train.py and components/metrics.py).
+
+It prints a line a logging interval with the speed of one GPU and the reserved peak, and before that the mesh, the
+batch and what was applied to the model; with `print_config` the whole config too.
+"""
+
+from __future__ import annotations
+
+import ast
+import json
+import re
+from typing import Any
+
+from autotune.imports.logs import GIB, LogFile, Step, TrainingLog
+
+_STEP = re.compile(r"\bstep:\s*(\d+)\s+loss:")
+_SPEED = re.compile(r"\b(?:tps|wps):\s*([^\s]+)")
+_MEMORY = re.compile(r"\bmemory:\s*([^\s(]+?)GiB")
+_START = re.compile(r"Training starts at step \d+, (?=with local)(.*)")
+_BATCHES = {
+    "local_batch": re.compile(r"local batch size (\S+?),"),
+    "global_batch": re.compile(r"global batch size (\S+?),"),
+    "seq_len": re.compile(r"sequence length (\S+?),"),
+}
+_MESH = re.compile(r"Building \d+-D device mesh with (\[[^]]*\]), (\[[^]]*\])")
+_MODEL = re.compile(r"Model (.+?) size: ([\d,]+) total parameters")
+_GPU = re.compile(r"GPU capacity: (.+?) \(\d+\) with ")
+_CHECKPOINTS = re.compile(r"Applied (\w+) activation checkpointing")
+_CONFIG = re.compile(r"Running with (?:args|configs?): *\{")
+
+_DEGREES = {
+    "tensor_parallel_degree": "tp", "pipeline_parallel_degree": "pp", "context_parallel_degree": "cp",
+    "expert_parallel_degree": "ep", "pipeline_parallel_microbatch_size": "micro_batch",
+}  # fmt: skip
+_DTYPES = {"bfloat16": "bf16", "float32": "fp32", "float16": "fp16"}
+_SCHEDULES = {"gpipe": "gpipe", "1f1b": "1f1b", "interleaved1f1b": "interleaved"}
+
+
+def read(file: LogFile) -> TrainingLog:
+    """What the log states. Raises InputError for a value that cannot be."""
+    log = TrainingLog(file=file, framework="fsdp")
+    for line, text in file:
+        if match := _STEP.search(text):
+            _step(log, line, int(match[1]), text)
+        elif match := _START.search(text):
+            _batches(log, line, match[1])
+        elif match := _MESH.search(text):
+            _mesh(log, line, ast.literal_eval(match[1]), ast.literal_eval(match[2]))
+        elif match := _CONFIG.search(text):
+            _config(log, line, _document(file, line, match.end() - 1))
+        else:
+            _applied(log, line, text)
+    _imply(log)
+    return log
+
+
+def _step(log: TrainingLog, line: int, number: int, text: str) -> None:
+    speed, memory = _SPEED.search(text), _MEMORY.search(text)
+    if speed is None:
+        log.notes.append(f"line {line}: a step without its speed, left out")
+        return
+    per_gpu = log.file.positive(line, "tps", speed[1])
+    log.steps.append(Step(line=line, number=number, tokens_per_s_per_gpu=per_gpu))
+    if memory is not None:
+        log.reserve(log.file.positive(line, "memory", memory[1]) * GIB)
+
+
+def _batches(log: TrainingLog, line: int, text: str) -> None:
+    for name, pattern in _BATCHES.items():
+        if match := pattern.search(text):
+            log.state(name, log.file.count(line, name, match[1]), line)
+
+
+def _mesh(log: TrainingLog, line: int, names: list[str], sizes: list[int]) -> None:
+    """The mesh has the dimensions that are larger than one; those that it lacks are one."""
+    if len(names) != len(sizes) or any(not isinstance(size, int) or size < 1 for size in sizes):
+        raise log.file.bad(line, "device mesh", sizes, "must be a positive size a dimension")
+    mesh = dict(zip(names, sizes, strict=True))
+    for name in ("tp", "pp", "cp"):
+        log.state(name, mesh.get(name, 1), line)
+    shards = mesh.get("dp_shard", 1)
+    log.state("dp", mesh.get("dp_replicate", 1) * shards, line)
+    if shards == 1:
+        log.state("zero_stage", 0, line)
+
+
+def _applied(log: TrainingLog, line: int, text: str) -> None:
+    if match := _MODEL.search(text):
+        log.state("model_name", match[1], line)
+        log.state("parameters", log.file.count(line, "parameters", match[2]), line)
+    elif match := _GPU.search(text):
+        log.state("gpu", match[1], line)
+    elif (match := _CHECKPOINTS.search(text)) and match[1] == "full":
+        log.state("recompute", "full", line)
+    elif match:
+        log.notes.append(f"line {line}: {match[1]} activation checkpointing is none of ours, say which with --plan")
+        log.state("other_recompute", match[1], line)
+
+
+def _document(file: LogFile, line: int, column: int) -> dict[str, Any]:
+    """The config that begins there: JSON over lines, or a Python dict on one. Empty if it is neither."""
+    text = "\n".join((file.lines[line - 1][column:], *file.lines[line:]))
+    try:
+        found = json.JSONDecoder().raw_decode(text)[0]
+    except ValueError:
+        try:
+            found = ast.literal_eval(file.lines[line - 1][column:].strip())
+        except (ValueError, SyntaxError):
+            return {}
+    return found if isinstance(found, dict) else {}
+
+
+def _config(log: TrainingLog, line: int, config: dict[str, Any]) -> None:
+    parallelism, training = _section(config, "parallelism"), _section(config, "training")
+    for name, ours in _DEGREES.items():
+        degree = parallelism.get(name)
+        if isinstance(degree, int) and (ours != "micro_batch" or parallelism.get("pipeline_parallel_degree", 1) > 1):
+            log.state(ours, degree, line)
+    if _section(config, "activation_checkpoint").get("mode") in {"none", "full"}:
+        log.state("recompute", config["activation_checkpoint"]["mode"], line)
+    if training.get("mixed_precision_param") in _DTYPES:
+        log.state("dtype", _DTYPES[training["mixed_precision_param"]], line)
+    schedule = str(parallelism.get("pipeline_parallel_schedule", "")).lower()
+    if schedule in _SCHEDULES and parallelism.get("pipeline_parallel_degree", 1) > 1:
+        log.state("schedule", _SCHEDULES[schedule], line)
+    if parallelism.get("fsdp_reshard_after_forward") in {"always", "never"}:
+        log.state("reshard", parallelism["fsdp_reshard_after_forward"], line)
+
+
+def _section(config: dict[str, Any], name: str) -> dict[str, Any]:
+    found = config.get(name)
+    return found if isinstance(found, dict) else {}
+
+
+def _imply(log: TrainingLog) -> None:
+    """torchtitan's defaults for what it does not print. An option says otherwise."""
+    if not log.facts:
+        return
+    staged = log.value("pp") != 1
+    if "local_batch" in log.facts and "pp" in log.facts and not staged:
+        log.state("micro_batch", log.facts["local_batch"].value, log.facts["local_batch"].line, implied=True)
+    kept = log.value("reshard") == "never" or ("reshard" not in log.facts and staged)
+    log.state("zero_stage", 2 if kept else 3, 0, implied=True)  # "default" reshards after forward without a pipeline
+    if "other_recompute" not in log.facts:
+        log.state("recompute", "none", 0, implied=True)
+    log.state("dtype", "bf16", 0, implied=True)
+    log.state("sequence_parallel", log.value("tp") not in {None, 1}, 0, implied=True)
