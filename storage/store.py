@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-import storage.fleet_tables  # noqa: F401  (its tables belong to the schema)
+import storage.fleet_tables
+import storage.summary_tables  # noqa: F401  (their tables belong to the schema)
 from storage.engine import build_engine, locate
 from storage.faults import translated
+from storage.imports import ImportStore
 from storage.measurements import MeasurementStore
 from storage.named import NamedStore
 from storage.schema import bring_up_to_date, require_current
 from storage.tunings import TuningStore
 
 
-class SqlStore(NamedStore, TuningStore, MeasurementStore):
+class SqlStore(NamedStore, TuningStore, MeasurementStore, ImportStore):
     """Keeps everything in one database. Get one from `open_store`."""
 
 

@@ -96,6 +96,7 @@ class TuningRow(Base):
     seed: Mapped[int]
     cold: Mapped[bool]
     sampler: Mapped[Key]
+    history: Mapped[str] = mapped_column(server_default="")
     pool: Mapped[str] = mapped_column(server_default="")
     principal: Mapped[str] = mapped_column(server_default="")
     sharing_key: Mapped[str | None]
@@ -144,7 +145,7 @@ class TrialRow(PlanColumns, FailureColumns, Base):
     """One plan that was really run. Its reading, if it has one, is the row of step_measurements with its id."""
 
     __tablename__ = "tuning_trials"
-    __table_args__ = (UniqueConstraint("tuning_id", "number"),)
+    __table_args__ = (UniqueConstraint("tuning_id", "number"), Index(None, "finished_at"))
 
     id: Mapped[Key] = mapped_column(primary_key=True)
     tuning_id: Mapped[Key] = mapped_column(ForeignKey("tunings.id"))
@@ -167,7 +168,11 @@ class ProbeRow(FailureColumns, Base):
     """One probe run outside a trial: what was asked for, what it cost, how it ended."""
 
     __tablename__ = "probe_runs"
-    __table_args__ = (Index(None, "cluster_key", "fingerprint_key"), Index(None, "tuning_id"))
+    __table_args__ = (
+        Index(None, "cluster_key", "fingerprint_key"),
+        Index(None, "tuning_id"),
+        Index(None, "finished_at"),
+    )
 
     id: Mapped[Key] = mapped_column(primary_key=True)
     tuning_id: Mapped[Key | None] = mapped_column(ForeignKey("tunings.id"))

@@ -80,7 +80,7 @@ class Tuning(Spec):
     """A request and where it stands.
 
     `pool` is the fleet's pool whose nodes measure for it; empty for a tuning that one process runs on its own
-    machine. `principal` is who asked for it.
+    machine. `principal` is who asked for it. `history` is the source of imported runs that it learns from.
     """
 
     id: str
@@ -92,6 +92,7 @@ class Tuning(Spec):
     seed: int = 0
     cold: bool = False
     sampler: SamplerName = SamplerName.PLAN
+    history: str = ""
     pool: str = ""
     principal: str = ""
     state: TuningState = TuningState.QUEUED

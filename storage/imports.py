@@ -1,0 +1,157 @@
+"""What was measured elsewhere, kept by source: it comes back only when it is asked for by that name."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from functools import lru_cache
+from typing import Any
+
+from sqlalchemy import ColumnElement, delete, select
+from sqlalchemy.exc import IntegrityError
+from sqlalchemy.orm import Session
+
+from autotune.errors import StoreConflictError, UnknownNameError
+from autotune.specs import ClusterSpec, CollectiveOp, CollectiveReading, ModelSpec, Plan, Workload
+from autotune.specs.imported import ImportBatch, ImportedReading, ImportedRun
+from storage import rows
+from storage.import_tables import ImportBatchRow, ImportedReadingRow, ImportedRunRow
+from storage.session import SessionStore
+
+BATCH_COLUMNS = tuple(ImportBatch.model_fields)
+PEAKS = ("steps", "peak_reserved_bytes", "peak_allocated_bytes")
+
+
+class ImportStore(SessionStore):
+    """Imported files, and the runs and readings in them."""
+
+    def save_import(
+        self,
+        batch: ImportBatch,
+        runs: Sequence[ImportedRun],
+        readings: Sequence[ImportedReading],
+        *,
+        replaces: Sequence[str] = (),
+    ) -> None:
+        """Stores a file with all its rows, whole or not at all.
+
+        Args:
+            batch: the file.
+            runs: in it.
+            readings: in it.
+            replaces: digests of files of the same source that this one takes the place of.
+
+        Raises:
+            StoreConflictError: that content is stored already; nothing changes.
+        """
+        row = ImportBatchRow(**{name: getattr(batch, name) for name in BATCH_COLUMNS})
+        with self.writing() as session:
+            outdated = [ImportBatchRow.source == batch.source, ImportBatchRow.sha256.in_(replaces)]
+            _forget(session, *outdated)
+            session.add(row)
+            try:
+                session.flush()
+            except IntegrityError as error:
+                raise StoreConflictError(f"the content of {batch.file_name!r} is imported already") from error
+            keys = {"batch_id": row.id, "source": batch.source}
+            session.add_all(_run_row(run, keys) for run in runs)
+            session.add_all(_reading_row(reading, keys) for reading in readings)
+
+    def imports(self, source: str | None = None) -> Sequence[ImportBatch]:
+        """All imported files (of a source, if one is given), oldest first."""
+        query = select(ImportBatchRow).order_by(ImportBatchRow.id)
+        if source is not None:
+            query = query.where(ImportBatchRow.source == source)
+        with self.reading() as session:
+            found = session.scalars(query)
+            return [ImportBatch(**{name: getattr(row, name) for name in BATCH_COLUMNS}) for row in found]
+
+    def imported_runs(self, source: str) -> Sequence[ImportedRun]:
+        """All runs of a source, in the order of their import. Raises UnknownNameError for one that was never used."""
+        query = select(ImportedRunRow).where(ImportedRunRow.source == source).order_by(ImportedRunRow.id)
+        with self.reading() as session:
+            _require_source(session, source)
+            return [_run_of(row) for row in session.scalars(query)]
+
+    def imported_readings(self, source: str, cluster_key: str) -> Sequence[CollectiveReading]:
+        """A source's collective readings on that cluster, oldest first. Raises UnknownNameError."""
+        query = select(ImportedReadingRow).where(
+            ImportedReadingRow.source == source, ImportedReadingRow.cluster_key == cluster_key
+        )
+        with self.reading() as session:
+            _require_source(session, source)
+            return [_reading_of(row) for row in session.scalars(query.order_by(ImportedReadingRow.id))]
+
+    def forget_import(self, source: str) -> int:
+        """Removes everything of a source; returns the number of its files. Raises UnknownNameError."""
+        with self.writing() as session:
+            _require_source(session, source)
+            return _forget(session, ImportBatchRow.source == source)
+
+
+def _require_source(session: Session, source: str) -> None:
+    known = session.scalars(select(ImportBatchRow.source).distinct()).all()
+    if source not in known:
+        raise UnknownNameError("source", source, known)
+
+
+def _forget(session: Session, *which: ColumnElement[bool]) -> int:
+    batches = session.scalars(select(ImportBatchRow.id).where(*which)).all()
+    for table in (ImportedRunRow, ImportedReadingRow):
+        session.execute(delete(table).where(table.batch_id.in_(batches)))
+    session.execute(delete(ImportBatchRow).where(ImportBatchRow.id.in_(batches)))
+    return len(batches)
+
+
+def _run_row(run: ImportedRun, keys: dict[str, Any]) -> ImportedRunRow:
+    low, high = run.interval_tokens_per_s_per_gpu or (None, None)
+    return ImportedRunRow(
+        **keys,
+        **{name: getattr(run, name) for name in ("framework", "tokens_per_s_per_gpu", *PEAKS)},
+        **rows.plan_columns(run.plan),
+        **rows.failure_columns(run.failure),
+        place=run.where,
+        run_group=run.group,
+        model_name=run.model.name,
+        model_key=run.model.key,
+        model_json=run.model.to_json(),
+        cluster_name=run.cluster.name,
+        cluster_key=run.cluster.key,
+        cluster_json=run.cluster.to_json(),
+        devices=run.cluster.devices,
+        workload_key=run.workload.key,
+        workload_json=run.workload.to_json(),
+        interval_low_tokens_per_s_per_gpu=low,
+        interval_high_tokens_per_s_per_gpu=high,
+    )
+
+
+def _run_of(row: ImportedRunRow) -> ImportedRun:
+    low, high = row.interval_low_tokens_per_s_per_gpu, row.interval_high_tokens_per_s_per_gpu
+    model, cluster, workload = _specs(row.model_json, row.cluster_json, row.workload_json)
+    return ImportedRun(
+        **{name: getattr(row, name) for name in ("framework", "tokens_per_s_per_gpu", *PEAKS)},
+        where=row.place,
+        group=row.run_group,
+        model=model,
+        cluster=cluster,
+        workload=workload,
+        plan=Plan.from_json(row.plan_json),
+        interval_tokens_per_s_per_gpu=None if low is None or high is None else (low, high),
+        failure=rows.failure_of(row),
+    )
+
+
+@lru_cache(maxsize=64)
+def _specs(model_json: str, cluster_json: str, workload_json: str) -> tuple[ModelSpec, ClusterSpec, Workload]:
+    """The rows of a file are mostly of one request: each is parsed once."""
+    return ModelSpec.from_json(model_json), ClusterSpec.from_json(cluster_json), Workload.from_json(workload_json)
+
+
+def _reading_row(item: ImportedReading, keys: dict[str, Any]) -> ImportedReadingRow:
+    cluster = {"cluster_key": item.cluster.key, "cluster_json": item.cluster.to_json()}
+    return ImportedReadingRow(**keys, **cluster, place=item.where, **item.reading.to_data())
+
+
+def _reading_of(row: ImportedReadingRow) -> CollectiveReading:
+    values: Iterable[tuple[str, Any]] = ((name, getattr(row, name)) for name in CollectiveReading.model_fields)
+    return CollectiveReading(**dict(values) | {"op": CollectiveOp(row.op)})
