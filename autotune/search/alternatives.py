@@ -28,6 +28,9 @@ class Alternative(Protocol):
         A plan of the set that was not asked here (of a tuning that goes on in another process) counts as asked.
         """
 
+    def expect(self, plan: Plan) -> None:
+        """Counts a plan as asked that is in flight since before this process."""
+
 
 def alternative(name: SamplerName, plans: Sequence[Plan], *, seed: int) -> Alternative:
     """The sampler of that name over these plans. Raises InputError for `plan`, which is no alternative to itself."""
@@ -68,4 +71,8 @@ class FixedOrder:
 
     def tell(self, plan: Plan, tokens_per_s_per_gpu: float | None) -> None:
         """Learns nothing but not to ask it."""
+        self._left.pop(plan, None)
+
+    def expect(self, plan: Plan) -> None:
+        """Does not ask it."""
         self._left.pop(plan, None)

@@ -168,12 +168,22 @@ class Search:
         """Notes a plan in flight that somebody else chose (enqueued, or of a resumed tuning)."""
         self._asked.append(plan)
 
-    def tell(self, plan: Plan, result: StepReading | Measurement | Failure, *, gpu_s: float | None = None) -> None:
-        """Learns a result. Only an OOM teaches memory; a failure that is not the plan's own leaves it open."""
+    def tell(
+        self,
+        plan: Plan,
+        result: StepReading | Measurement | Failure,
+        *,
+        gpu_s: float | None = None,
+        final: bool = False,
+    ) -> None:
+        """Learns a result. Only an OOM teaches memory; a failure that is not the plan's own leaves it open.
+
+        Unless it is `final`: the plan was tried often enough, and is not asked again.
+        """
         if plan in self._asked:
             self._asked.remove(plan)
         if isinstance(result, Failure):
-            if result.kind not in NOT_THE_PLANS_FAULT:
+            if final or result.kind not in NOT_THE_PLANS_FAULT:
                 oom = result.kind is FailureKind.OOM
                 self._told.append(Observation(plan=plan, out_of_memory=oom, gpu_s=gpu_s))
             return
@@ -193,8 +203,11 @@ class Search:
         self._told.append(observation(plan, result, self.cluster, gpu_s))
 
     def verdict(self, budget: Budget, *, gpu_s_spent: float = 0.0) -> Verdict:
-        """Whether to go on, and the expected gain of doing so."""
-        return verdict(self.belief(), budget, trials=self.trials, gpu_s_spent=gpu_s_spent)
+        """Whether to go on, and the expected gain of doing so. Plans in flight count as run, at their expected cost."""
+        belief = self.belief()
+        flying = [row for plan in self._asked if (row := self.table.find(plan)) is not None]
+        spent = gpu_s_spent + float(belief.trial_gpu_s[flying].sum())
+        return verdict(belief, budget, trials=self.trials + len(self._asked), gpu_s_spent=spent)
 
     def estimate_of(self, plan: Plan) -> Estimate | None:
         """The estimate of a plan of the table; None for a plan outside it.

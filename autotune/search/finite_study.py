@@ -71,10 +71,7 @@ class FiniteStudy:
 
     def tell(self, plan: Plan, tokens_per_s_per_gpu: float | None) -> None:
         """Ends the plan's trial; one that was not asked here is asked first. A repeat or an outsider is ignored."""
-        if plan not in self._open:
-            point = next((point for point, other in self._points.items() if other == plan), None)
-            if point is not None:
-                self._take(point)
+        self.expect(plan)
         trial = self._open.pop(plan, None)
         if trial is None:
             return
@@ -82,6 +79,12 @@ class FiniteStudy:
             self._study.tell(trial, state=TrialState.FAIL)
         else:
             self._study.tell(trial, tokens_per_s_per_gpu)
+
+    def expect(self, plan: Plan) -> None:
+        """Asks the study for a plan that was not asked here; one that was, or an outsider, is ignored."""
+        point = next((point for point, other in self._points.items() if other == plan), None)
+        if point is not None:
+            self._take(point)
 
     def _take(self, point: tuple[Any, ...]) -> Plan:
         """Asks the study for this very point, if it has anything to choose."""

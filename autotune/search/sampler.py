@@ -45,6 +45,8 @@ class PlanSampler(BaseSampler):
     def __init__(self, search: Search) -> None:
         self._search = search
         self._space = distributions(search.table)
+        self.chosen: Plan | None = None
+        """A plan to give instead of the search's choice."""
 
     @property
     def space(self) -> dict[str, CategoricalDistribution]:
@@ -59,6 +61,8 @@ class PlanSampler(BaseSampler):
         self, study: optuna.Study, trial: FrozenTrial, search_space: dict[str, BaseDistribution]
     ) -> dict[str, Any]:
         """The next plan; the best one again when every plan was tried (Optuna asks for enqueued trials too)."""
+        if self.chosen is not None:
+            return plan_params(self.chosen)
         choice = self._search.next()
         if choice is not None:
             return plan_params(self._search.table.plan(choice.row))

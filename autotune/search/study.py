@@ -6,8 +6,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import optuna
+from optuna.storages import RDBStorage
 from optuna.trial import Trial as OptunaTrial
-from optuna.trial import TrialState
+from optuna.trial import TrialState as OptunaState
 
 from autotune.search.alternatives import Alternative
 from autotune.search.core import Search
@@ -38,9 +39,18 @@ class PlanStudy:
         optuna.logging.set_verbosity(optuna.logging.WARNING)
         self._search, self._alternative = search, alternative
         self._sampler = PlanSampler(search)
+        self._database = RDBStorage(url) if url is not None else None
         self._study = optuna.create_study(
-            study_name=name, storage=url, sampler=self._sampler, direction="maximize", load_if_exists=True
+            study_name=name, storage=self._database, sampler=self._sampler, direction="maximize", load_if_exists=True
         )
+        self._told: set[int] = set()
+        self._expected: set[int] = set()
+
+    def close(self) -> None:
+        """Lets go of the database's connections."""
+        if self._database is not None:
+            self._database.remove_session()
+            self._database.engine.dispose()
 
     def enqueue(self, plans: Sequence[Plan]) -> None:
         """Puts plans before anything that the sampler would choose. A plan already in the study is skipped."""
@@ -49,44 +59,67 @@ class PlanStudy:
 
     def ask(self) -> Asked:
         """The next plan. The caller runs it and tells its number."""
-        plan = self._alternative.ask() if self._alternative is not None else None
-        if plan is not None:
-            self._study.enqueue_trial(plan_params(plan))
-        return self._next()
+        return self._next(self._alternative.ask() if self._alternative is not None else None)
 
-    def _next(self) -> Asked:
+    def _next(self, chosen: Plan | None) -> Asked:
+        # Not by Optuna's queue: what is in there outlives a process that dies before it asks.
+        self._sampler.chosen = chosen
         trial = self._study.ask(fixed_distributions=dict(self._sampler.space))
+        self._sampler.chosen = None
         plan = plan_of(trial.params)
+        self._expected.add(trial.number)
         self._search.expect(plan)
         trial.set_user_attr("plan", plan.key)
         return Asked(number=trial.number, plan=plan)
 
-    def tell(self, number: int, plan: Plan, result: StepReading | Failure, *, gpu_s: float) -> None:
-        """Ends a trial in the study and teaches the search. Telling an ended trial again changes nothing."""
+    def tell(
+        self, number: int, plan: Plan, result: StepReading | Failure, *, gpu_s: float, final: bool = False
+    ) -> None:
+        """Ends a trial in the study and teaches the search; `final` as in `Search.tell`.
+
+        Telling an ended trial again changes nothing.
+        """
+        if number in self._told:
+            return
+        self._told.add(number)
         trial = self._trial(number)
         if trial is not None:
             self._store(trial, result, gpu_s)
-        self._search.tell(plan, result, gpu_s=gpu_s)
+        self._search.tell(plan, result, gpu_s=gpu_s, final=final)
         if self._alternative is not None:
             self._alternative.tell(plan, result.tokens_per_s_per_gpu if isinstance(result, StepReading) else None)
 
-    def resume(self, trials: Sequence[Trial]) -> None:
-        """Brings study and search up to what the store holds, after a crash at any line.
+    def resume(self, trials: Sequence[Trial], *, final: bool = False) -> None:
+        """Brings study and search up to what the store holds, after a crash at any line; may be called at any time.
 
-        Every ended trial of the store is told; trials that the study believes running and the store does not know
-        are failed.
+        Every ended trial of the store is told, and every running one expected. Trials that the study believes running
+        and the store does not know are failed.
+
+        Args:
+            trials: the store's, all of this tuning.
+            final: whether a plan whose trial was lost is not asked again.
         """
         for trial in trials:
             result = trial.reading if trial.reading is not None else trial.failure
             if result is not None:
-                self.tell(trial.number, trial.plan, result, gpu_s=trial.gpu_s)
-        for frozen in self._study.get_trials(states=(TrialState.RUNNING,)):
-            self._study.tell(frozen.number, state=TrialState.FAIL)
+                self.tell(trial.number, trial.plan, result, gpu_s=trial.gpu_s, final=final)
+            elif trial.number not in self._expected:
+                self._expect(trial)
+        known = {trial.number for trial in trials}
+        for frozen in self._study.get_trials(deepcopy=False, states=(OptunaState.RUNNING,)):
+            if frozen.number not in known:
+                self._study.tell(frozen.number, state=OptunaState.FAIL)
+
+    def _expect(self, trial: Trial) -> None:
+        """Takes a trial as in flight that was asked before this process, or in another one."""
+        self._expected.add(trial.number)
+        self._search.expect(trial.plan)
+        if self._alternative is not None:
+            self._alternative.expect(trial.plan)
 
     def repeat(self, plan: Plan) -> Asked:
         """A further trial of a plan that was measured before."""
-        self._study.enqueue_trial(plan_params(plan), user_attrs={"repeat": True})
-        return self._next()
+        return self._next(plan)
 
     def _trial(self, number: int) -> OptunaTrial | None:
         """The unfinished trial of that number."""
@@ -99,13 +132,13 @@ class PlanStudy:
         trial.set_user_attr("gpu_s", gpu_s)
         if isinstance(result, Failure):
             trial.set_user_attr("failure", result.kind.value)
-            self._study.tell(trial.number, state=TrialState.FAIL)
+            self._study.tell(trial.number, state=OptunaState.FAIL)
             return
         cluster = self._search.cluster
         if not self._study.get_trials(deepcopy=False)[trial.number].constraints:
             trial.set_constraint("memory", peak_memory_bytes(result, cluster) - cluster.device.memory_bytes)
         if result.pruned:
             trial.report(result.tokens_per_s_per_gpu, step=len(result.step_times_s))
-            self._study.tell(trial.number, state=TrialState.PRUNED)
+            self._study.tell(trial.number, state=OptunaState.PRUNED)
             return
         self._study.tell(trial.number, result.tokens_per_s_per_gpu)

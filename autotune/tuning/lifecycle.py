@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
-from autotune.search.comparison import MOST_REPEATS, contenders, undecided
+from autotune.search.comparison import LEAST_REPEATS, MOST_REPEATS, contenders, undecided
 from autotune.search.standing import Standing
 from autotune.search.stopping import Verdict
 from autotune.specs import Budget, Plan, ProbeRequest, TuningState
@@ -19,6 +20,9 @@ CLOSE_WIN = 0.05
 STALE_TRIALS = 3
 # The share of the budget that the search leaves for measuring contenders again.
 RESERVE_SHARE = 0.25
+# So many trials in a row that all attempts of were lost with their nodes: it is the nodes, or what the model does to
+# them, and another trial would cost another node.
+MOST_LOST_IN_A_ROW = 5
 
 
 class StepKind(StrEnum):
@@ -31,6 +35,7 @@ class StepKind(StrEnum):
     CONFIRM = "confirm"  # a further trial of a finalist
     FINISH = "finish"  # searching -> done
     FAIL = "fail"
+    WAIT = "wait"  # for what is in flight
     NOTHING = "nothing"  # the tuning has ended
 
 
@@ -54,8 +59,12 @@ class Facts:
         verdict: of the search (None before it began).
         standings: measured plans, fastest first.
         trials: trials that ended, repeats included.
-        affordable: whether another trial fits in the budget of GPU-seconds.
+        affordable: whether another trial fits in the budget of GPU-seconds, beside those in flight.
         budget: the user's limits.
+        in_flight: probes or trials that are under way.
+        flying: the plans of the trials in flight.
+        slots: how many may be in flight at once.
+        lost_in_a_row: the last trials that were lost with their nodes whatever was tried.
     """
 
     state: TuningState
@@ -65,6 +74,10 @@ class Facts:
     trials: int = 0
     affordable: bool = True
     budget: Budget
+    in_flight: int = 0
+    flying: Sequence[Plan] = ()
+    slots: int = 1
+    lost_in_a_row: int = 0
 
 
 def search_budget(budget: Budget, standings: Sequence[Standing], *, trial_gpu_s: float = 0.0) -> Budget:
@@ -85,18 +98,37 @@ def search_budget(budget: Budget, standings: Sequence[Standing], *, trial_gpu_s:
 
 
 def next_step(facts: Facts) -> NextStep:
-    """The next step from the facts alone; the same facts give the same step."""
+    """The next step from the facts alone; the same facts give the same step.
+
+    What is in flight is never disturbed: a state is left when nothing is.
+    """
     if facts.state.ended:
         return NextStep(kind=StepKind.NOTHING)
     if facts.state is TuningState.QUEUED:
         return NextStep(kind=StepKind.START)
-    if facts.state is TuningState.PROFILING:
-        if facts.missing_probes:
-            return NextStep(kind=StepKind.PROBE, probe=facts.missing_probes[0])
-        return NextStep(kind=StepKind.CALIBRATE)
+    wanted = _profiling(facts) if facts.state is TuningState.PROFILING else _searching(facts)
+    measures = wanted.kind in {StepKind.PROBE, StepKind.TRIAL, StepKind.CONFIRM}
+    if facts.in_flight >= (facts.slots if measures else 1):
+        return NextStep(kind=StepKind.WAIT)
+    return wanted
+
+
+def _profiling(facts: Facts) -> NextStep:
+    if facts.missing_probes:
+        return NextStep(kind=StepKind.PROBE, probe=facts.missing_probes[0])
+    return NextStep(kind=StepKind.CALIBRATE)
+
+
+def _searching(facts: Facts) -> NextStep:
+    if facts.lost_in_a_row >= MOST_LOST_IN_A_ROW:
+        reason = f"the last {facts.lost_in_a_row} trials were lost with their nodes, on every node that they ran on"
+        return NextStep(kind=StepKind.FAIL, reason=reason)
     if facts.verdict is None or not facts.verdict.stop:
         old = stale_incumbent(facts)
         return NextStep(kind=StepKind.TRIAL) if old is None else NextStep(kind=StepKind.CONFIRM, plan=old)
+    measured = {item.plan for item in facts.standings}
+    if any(plan not in measured for plan in facts.flying):
+        return NextStep(kind=StepKind.WAIT)  # it may be a finalist itself
     finalist = next_confirmation(facts)
     if finalist is not None:
         return NextStep(kind=StepKind.CONFIRM, plan=finalist)
@@ -113,19 +145,30 @@ def stale_incumbent(facts: Facts) -> Plan | None:
     if len(facts.standings) < 2 or not _may_repeat(facts):
         return None
     best, former = facts.standings[0], facts.standings[1]
+    if former.plan in facts.flying:
+        return None
     narrow = best.tokens_per_s_per_gpu < (1.0 + CLOSE_WIN) * former.tokens_per_s_per_gpu
     return former.plan if best.repeats == 1 and narrow and best.last - former.last > STALE_TRIALS else None
 
 
 def next_confirmation(facts: Facts) -> Plan | None:
-    """The contender that wants another trial: of those with the fewest repeats the one measured longest ago."""
-    due = _due(facts.standings) if _may_repeat(facts) else ()
-    return min((item.standing for item in due), key=lambda item: (item.repeats, item.last)).plan if due else None
+    """The contender that wants another trial: of those with the fewest repeats the one measured longest ago.
+
+    Trials in flight count as repeats, so that several gangs measure contenders in turns; but nothing is decided
+    before each has LEAST_REPEATS, and from there on every repeat may decide.
+    """
+    flying = Counter(facts.flying)
+    due = [
+        (item.standing.repeats + flying[item.standing.plan], item.standing.last, item.standing.plan)
+        for item in (_due(facts.standings) if _may_repeat(facts) else ())
+    ]
+    unlooked = [item for item in due if item[0] < LEAST_REPEATS or not flying[item[2]]]
+    return min(unlooked, key=lambda item: item[:2])[2] if unlooked else None
 
 
 def _may_repeat(facts: Facts) -> bool:
     most = facts.budget.max_trials
-    return facts.affordable and (most is None or facts.trials < most)
+    return facts.affordable and (most is None or facts.trials + len(facts.flying) < most)
 
 
 @dataclass(frozen=True, slots=True)

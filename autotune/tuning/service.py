@@ -110,18 +110,21 @@ class TuningService:
 
         Raises:
             UnknownNameError: no such tuning.
+            InputError: a fleet measures for it.
             StoreConflictError: another living process runs it.
             ProberError: there is nothing to measure with.
         """
         tuning = self._store.tuning(tuning_id)
         if tuning.state.ended:
             return tuning
+        _require_own(tuning)
         with closing(self._open_prober(tuning.cluster)) as prober:
             campaign = Campaign(self._store, prober, tuning, on_event)
             try:
                 while campaign.advance():
                     pass
             finally:
+                campaign.close()
                 if not campaign.tuning.state.ended:
                     campaign.release()
         return campaign.tuning
@@ -131,6 +134,7 @@ class TuningService:
         tuning = self._store.tuning(tuning_id)
         if tuning.state.ended:
             raise InputError("tuning", tuning.id, f"it has ended already ({tuning.state})")
+        _require_own(tuning)
         if tuning.owner and owner_lives(tuning.owner):
             raise InputError("tuning", tuning.id, f"interrupt the process that runs it ({tuning.owner})")
         changed = tuning.model_copy(
@@ -151,6 +155,11 @@ class TuningService:
         """The winner of a tuning so far; None when nothing was measured."""
         tuning = self._store.tuning(tuning_id)
         return best_of(self._store.trials(tuning.id), tuning.cluster)
+
+
+def _require_own(tuning: Tuning) -> None:
+    if tuning.pool:
+        raise InputError("tuning", tuning.id, f"the fleet's pool {tuning.pool} measures for it: ask its server")
 
 
 def best_of(trials: Sequence[Trial], cluster: ClusterSpec) -> Best | None:

@@ -55,8 +55,8 @@ class TrialRunner:
         self._on_event(TrialStarted(trial=trial))
         try:
             outcome = self._prober.run(
-                _request(tuning, asked, beat),
-                deadline_s=_deadline_s(tuning, estimate),
+                step_request(tuning, asked, beat),
+                deadline_s=trial_deadline_s(tuning, estimate),
                 on_progress=lambda progress: self._on_event(Progressed(progress=progress, plan=asked.plan)),
             )
         except BaseException as error:
@@ -111,7 +111,8 @@ def fail_lost_trials(store: Store, tuning_id: str) -> None:
             )
 
 
-def _request(tuning: Tuning, asked: Asked, beat: Standing | None) -> StepRequest:
+def step_request(tuning: Tuning, asked: Asked, beat: Standing | None) -> StepRequest:
+    """The step probe of a trial; it gives up early what cannot beat `beat`, if there is one."""
     give_up_s = None
     if beat is not None:
         fastest_s = tuning.workload.tokens_per_step / (beat.tokens_per_s_per_gpu * tuning.cluster.devices)
@@ -126,7 +127,8 @@ def _request(tuning: Tuning, asked: Asked, beat: Standing | None) -> StepRequest
     )
 
 
-def _deadline_s(tuning: Tuning, estimate: Estimate | None) -> float:
+def trial_deadline_s(tuning: Tuning, estimate: Estimate | None) -> float:
+    """Seconds that a trial may take, from its estimate."""
     steps_s = STEPS_ALLOWED * SLOWNESS_ALLOWED * (estimate.step_time_s if estimate else 1.0)
     start_s = COLD_START_S if tuning.cold else 0.0
     return start_s + min(max(DEADLINE_LEAST_S, steps_s), DEADLINE_MOST_S)
