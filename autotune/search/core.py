@@ -100,6 +100,8 @@ class Search:
         for trial in history:
             if trial.reading is not None and not trial.reading.pruned:
                 self._told.append(observation(trial.plan, trial.reading, cluster))
+            elif trial.failure is not None and trial.failure.kind is FailureKind.OOM:
+                self._told.append(Observation(plan=trial.plan, out_of_memory=True))
         self._history = len(self._told)
 
     def _most_promising(self, table: PlanTable, profile: Profile | None) -> tuple[PlanTable, EstimateTable]:

@@ -24,6 +24,7 @@ from autotune.specs import (
     Tuning,
     Workload,
 )
+from autotune.specs.imported import ImportedRun
 
 OnProgress = Callable[[ProbeProgress], None]
 
@@ -142,6 +143,15 @@ class Store(Protocol):
         self, model: ModelSpec, cluster: ClusterSpec, workload: Workload, limit: int = 10
     ) -> Sequence[Trial]:
         """Complete trials of any tuning for the same model, cluster and workload keys, fastest first."""
+
+    def imported_runs(self, source: str) -> Sequence[ImportedRun]:
+        """All runs of a source of imports, in the order of their import. Raises UnknownNameError for an unknown one.
+
+        What was imported comes back here alone: no other method returns it.
+        """
+
+    def imported_readings(self, source: str, cluster_key: str) -> Sequence[CollectiveReading]:
+        """A source's collective readings on that cluster, oldest first. Raises UnknownNameError."""
 
     def study_url(self) -> str:
         """The database URL, for Optuna's storage in the same database."""
