@@ -7,13 +7,14 @@ import storage.summary_tables  # noqa: F401  (their tables belong to the schema)
 from storage.engine import build_engine, locate
 from storage.faults import translated
 from storage.imports import ImportStore
+from storage.knowledge import KnowledgeStore
 from storage.measurements import MeasurementStore
 from storage.named import NamedStore
 from storage.schema import bring_up_to_date, require_current
 from storage.tunings import TuningStore
 
 
-class SqlStore(NamedStore, TuningStore, MeasurementStore, ImportStore):
+class SqlStore(NamedStore, TuningStore, MeasurementStore, ImportStore, KnowledgeStore):
     """Keeps everything in one database. Get one from `open_store`."""
 
 

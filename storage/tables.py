@@ -171,6 +171,7 @@ class ProbeRow(FailureColumns, Base):
     __table_args__ = (
         Index(None, "cluster_key", "fingerprint_key"),
         Index(None, "tuning_id"),
+        Index(None, "cluster_key", "finished_at"),
         Index(None, "finished_at"),
     )
 
@@ -253,6 +254,7 @@ class StepRow(Base):
         UniqueConstraint("trial_id"),
         CheckConstraint("(trial_id IS NULL) <> (probe_run_id IS NULL)", name="one_origin"),
         Index(None, "cluster_key", "fingerprint_key"),
+        Index(None, "cluster_key", "id"),
         Index(None, "probe_run_id"),
     )
 

@@ -1,0 +1,219 @@
+"""Best-known plans: kept as history, asked for exactly or by nearness."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from datetime import UTC, datetime
+from typing import Any
+
+from sqlalchemy import ColumnElement, Select, insert, select, update
+from sqlalchemy.dialects import postgresql, sqlite
+from sqlalchemy.orm import Session, aliased
+
+from autotune.errors import UnknownNameError
+from autotune.specs import (
+    BestEntry,
+    ClusterSpec,
+    Fingerprint,
+    ModelSpec,
+    NearEntry,
+    Plan,
+    RunnerUp,
+    Spec,
+    Workload,
+)
+from storage.knowledge_tables import BestRow, DocumentRow
+from storage.session import SessionStore
+from storage.tables import FingerprintRow, ProbeRow, StepRow
+
+PLAIN = (
+    "id", "parameters", "tokens_per_s_per_gpu", "repeats", "peak_bytes", "memory_source", "reason", "source",
+    "tuning_id", "fingerprint_key", "environment_key", "measured_at", "superseded_at",
+)  # fmt: skip
+NEAR = tuple(getattr(BestRow, name) for name in NearEntry.model_fields)
+QUESTION = ("model_key", "cluster_key", "workload_key", "environment_key", "source")
+
+
+class KnowledgeStore(SessionStore):
+    """Entries of best-known plans."""
+
+    def put_best(self, entry: BestEntry) -> BestEntry:
+        """Stores an entry; see autotune.tuning.knowledge_ports."""
+        now = datetime.now(UTC)
+        with self.writing() as session:
+            values = best_values(entry) | _documents(session, entry)
+            same = [getattr(BestRow, name) == values[name] for name in QUESTION]
+            current = session.scalar(select(BestRow).where(*same, BestRow.superseded_at.is_(None)).with_for_update())
+            if current is not None and _equal(current, values):
+                return self._entry(session, current.id)
+            if current is not None:
+                takes_over = current.plan_key == entry.plan.key or _faster(entry, current)
+                if takes_over:
+                    session.execute(update(BestRow).where(BestRow.id == current.id).values(superseded_at=now))
+                else:
+                    values["superseded_at"] = now
+            added = session.scalar(insert(BestRow).values(values).returning(BestRow.id))
+            assert added is not None
+            return self._entry(session, added)
+
+    def best_entry(self, entry_id: int) -> BestEntry:
+        """The entry of that id. Raises UnknownNameError."""
+        with self.reading() as session:
+            return self._entry(session, entry_id)
+
+    def best_exact(self, model: ModelSpec, cluster: ClusterSpec, workload: Workload) -> Sequence[BestEntry]:
+        """Current entries for exactly that question, newest measurement first."""
+        query = (
+            _whole()
+            .where(BestRow.model_key == model.key, BestRow.cluster_key == cluster.key)
+            .where(BestRow.workload_key == workload.key, BestRow.superseded_at.is_(None))
+            .order_by(BestRow.measured_at.desc(), BestRow.id.desc())
+        )
+        with self.reading() as session:
+            return [_entry_of(row.tuple()) for row in session.execute(query)]
+
+    def best_near(
+        self, model: ModelSpec, parameters: float, cluster: ClusterSpec, workload: Workload, *, limit: int = 40
+    ) -> Sequence[NearEntry]:
+        """Current entries that may be near; see autotune.tuning.knowledge_ports."""
+        alike = (BestRow.device_name == cluster.device.name, BestRow.dtype == workload.dtype.value)
+        same = (BestRow.model_key == model.key, *alike)
+        queries = [
+            *_around((*same, BestRow.devices == cluster.devices), BestRow.seq_len, workload.seq_len, limit),
+            *_around(same, BestRow.devices, cluster.devices, limit),
+            *_around(alike, BestRow.parameters, parameters, limit),
+        ]
+        found: dict[int, NearEntry] = {}
+        with self.reading() as session:
+            for query in queries:
+                for row in session.execute(query):
+                    found[row.id] = NearEntry(**row._mapping)
+        return list(found.values())
+
+    def best_page(
+        self,
+        *,
+        model: str | None = None,
+        cluster: str | None = None,
+        device: str | None = None,
+        source: str | None = None,
+        history: bool = False,
+        before: int | None = None,
+        limit: int = 50,
+    ) -> Sequence[BestEntry]:
+        """Entries by falling id, current ones only unless `history`."""
+        asked = {"model_name": model, "cluster_name": cluster, "device_name": device, "source": source}
+        query = _whole().where(*(getattr(BestRow, name) == value for name, value in asked.items() if value is not None))
+        if not history:
+            query = query.where(BestRow.superseded_at.is_(None))
+        if before is not None:
+            query = query.where(BestRow.id < before)
+        with self.reading() as session:
+            return [_entry_of(row.tuple()) for row in session.execute(query.order_by(BestRow.id.desc()).limit(limit))]
+
+    def newest_fingerprint(self, cluster_key: str) -> Fingerprint | None:
+        """The environment of the newest measurement on that cluster."""
+        probes = (
+            select(ProbeRow.fingerprint_key, ProbeRow.finished_at)
+            .where(ProbeRow.cluster_key == cluster_key, ProbeRow.fingerprint_key.is_not(None))
+            .order_by(ProbeRow.finished_at.desc())
+            .limit(1)
+        )
+        steps = (
+            select(StepRow.fingerprint_key, FingerprintRow.spec_json)
+            .join(FingerprintRow, FingerprintRow.key == StepRow.fingerprint_key)
+            .where(StepRow.cluster_key == cluster_key)
+            .order_by(StepRow.id.desc())
+            .limit(1)
+        )
+        with self.reading() as session:
+            step = session.execute(steps).first()
+            if step is not None:
+                return Fingerprint.from_json(step.spec_json)
+            probe = session.execute(probes).first()
+            row = session.get(FingerprintRow, probe.fingerprint_key) if probe is not None else None
+            return None if row is None else Fingerprint.from_json(row.spec_json)
+
+    def _entry(self, session: Session, entry_id: int) -> BestEntry:
+        row = session.execute(_whole().where(BestRow.id == entry_id)).first()
+        if row is None:
+            raise UnknownNameError("best-known entry", str(entry_id), ())
+        return _entry_of(row.tuple())
+
+
+def _around(
+    alike: tuple[ColumnElement[bool], ...], column: Any, value: float, limit: int
+) -> list[Select[*tuple[Any, ...]]]:
+    """The nearest rows at or above a value and those below it: two walks along an index."""
+    base = select(*NEAR).where(*alike, BestRow.superseded_at.is_(None)).limit(limit)
+    return [base.where(column >= value).order_by(column), base.where(column < value).order_by(column.desc())]
+
+
+_MODEL, _CLUSTER, _WORKLOAD = (aliased(DocumentRow) for _ in range(3))
+
+
+def _whole() -> Select[BestRow, str, str, str]:
+    return (
+        select(BestRow, _MODEL.spec_json, _CLUSTER.spec_json, _WORKLOAD.spec_json)
+        .join(_MODEL, _MODEL.digest == BestRow.model_digest)
+        .join(_CLUSTER, _CLUSTER.digest == BestRow.cluster_digest)
+        .join(_WORKLOAD, _WORKLOAD.digest == BestRow.workload_digest)
+    )
+
+
+def _entry_of(found: tuple[BestRow, str, str, str]) -> BestEntry:
+    row, model, cluster, workload = found
+    return BestEntry(
+        **{name: getattr(row, name) for name in PLAIN},
+        model=ModelSpec.from_json(model),
+        cluster=ClusterSpec.from_json(cluster),
+        workload=Workload.from_json(workload),
+        plan=Plan.from_json(row.plan_json),
+        interval=(row.interval_low_tokens_per_s_per_gpu, row.interval_high_tokens_per_s_per_gpu),
+        runner_up=RunnerUp.from_json(row.runner_up_json) if row.runner_up_json else None,
+    )
+
+
+def best_values(entry: BestEntry) -> dict[str, Any]:
+    """The columns of an entry, without its id and the digests of its documents."""
+    low, high = entry.interval
+    return {
+        **{name: getattr(entry, name) for name in PLAIN if name != "id"},
+        "model_name": entry.model.name,
+        "model_key": entry.model.key,
+        "cluster_name": entry.cluster.name,
+        "cluster_key": entry.cluster.key,
+        "device_name": entry.cluster.device.name,
+        "gpus_per_node": entry.cluster.gpus_per_node,
+        "devices": entry.cluster.devices,
+        "workload_key": entry.workload.key,
+        "seq_len": entry.workload.seq_len,
+        "global_batch": entry.workload.global_batch,
+        "dtype": entry.workload.dtype.value,
+        "plan_key": entry.plan.key,
+        "plan_json": entry.plan.to_json(),
+        "interval_low_tokens_per_s_per_gpu": low,
+        "interval_high_tokens_per_s_per_gpu": high,
+        "runner_up_json": entry.runner_up and entry.runner_up.to_json(),
+    }
+
+
+def _documents(session: Session, entry: BestEntry) -> dict[str, str]:
+    """Stores the entry's specs where they are new; their digests by column."""
+    specs: dict[str, Spec] = {"model": entry.model, "cluster": entry.cluster, "workload": entry.workload}
+    digests = {}
+    dialect = postgresql if session.get_bind().dialect.name == "postgresql" else sqlite
+    for name, spec in specs.items():
+        new = dialect.insert(DocumentRow).values(digest=spec.digest(), spec_json=spec.to_json())
+        session.execute(new.on_conflict_do_nothing())
+        digests[f"{name}_digest"] = spec.digest()
+    return digests
+
+
+def _equal(row: BestRow, values: dict[str, Any]) -> bool:
+    names = ("plan_key", "tokens_per_s_per_gpu", "repeats", "tuning_id", "fingerprint_key")
+    return all(getattr(row, name) == values[name] for name in names)
+
+
+def _faster(entry: BestEntry, row: BestRow) -> bool:
+    return entry.tokens_per_s_per_gpu > row.tokens_per_s_per_gpu
