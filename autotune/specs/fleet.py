@@ -83,7 +83,10 @@ class MemberState(StrEnum):
 
 
 class RankReport(Spec):
-    """How one rank of a job ended: a report of the probe module, or a failure."""
+    """How one rank of a job ended: a report of the probe module, or a failure.
+
+    `stopped` says of a rank that hung that its process was stopped (SIGSTOP): of several silent ranks it is the cause.
+    """
 
     rank: int
     report: dict[str, Any] | None = None
@@ -91,18 +94,21 @@ class RankReport(Spec):
     message: str = ""
     log_path: str | None = None
     log_tail: str = ""
+    stopped: bool = False
 
 
 class MemberReport(Spec):
     """What one node reports of its share of a job.
 
     `kept_warm` says that its ranks live on as the job's world. `setup_s` is the time until its ranks were ready,
-    `wall_s` until it reported. A node that could not even start ranks reports no ranks and a `failure`.
+    `wall_s` until it reported. A node that could not even start ranks reports no ranks and a `failure`. `ordered` says
+    that the failure is what it was told to stop for (see MemberOrder), and none of its own.
     """
 
     ranks: tuple[RankReport, ...] = ()
     failure: FailureKind | None = None
     message: str = ""
+    ordered: bool = False
     log_tail: str = ""
     kept_warm: bool = False
     setup_s: Seconds = 0.0

@@ -31,6 +31,8 @@ _PRECEDENCE = (
     FailureKind.UNAVAILABLE,
     FailureKind.OOM,
     FailureKind.ILLEGAL,
+    FailureKind.CANCELLED,
+    FailureKind.LOST,
     FailureKind.CRASH,
     FailureKind.COMMUNICATION,
     FailureKind.HANG,
@@ -41,11 +43,12 @@ _TAIL_BYTES = 1 << 16
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankFailure:
-    """The failure of one rank, or of the launch itself where `rank` is None."""
+    """The failure of one rank, or of the launch itself where `rank` is None; `stopped` says that it hung by SIGSTOP."""
 
     rank: int | None
     kind: FailureKind
     message: str
+    stopped: bool = False
 
 
 def cause_of(error: BaseException) -> BaseException:
@@ -111,7 +114,12 @@ def death_of(status: int) -> str:
 
 def first_cause(failures: Iterable[RankFailure]) -> RankFailure | None:
     """The failure that explains the others; of equal ones the earliest."""
-    return min(failures, key=lambda failure: _PRECEDENCE.index(failure.kind), default=None)
+    return min(failures, key=lambda failure: precedence(failure.kind), default=None)
+
+
+def precedence(kind: FailureKind) -> int:
+    """The place of a kind among those that may be the cause; the cause has the lowest."""
+    return _PRECEDENCE.index(kind)
 
 
 def tail_of(path: Path) -> str:

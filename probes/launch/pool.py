@@ -19,7 +19,7 @@ from autotune.errors import InputError, ProberError
 from autotune.specs import ClusterSpec, DeviceKind, FailureKind
 from probes.launch.channel import Channel, Message
 from probes.launch.failures import RankFailure, death_of
-from probes.launch.gathering import Gathered, gather
+from probes.launch.gathering import Gathered, Poll, gather
 from probes.launch.placement import Placement, leashed, rank_environment
 from probes.launch.service import RankConfig
 
@@ -56,15 +56,17 @@ class _WarmRank:
 
 
 class RankPool:
-    """The warm ranks of one cluster's devices on this machine.
+    """The warm ranks of one cluster's devices on this machine: a whole world, or this machine's share of one.
 
     Ranks live until `kill` or `close`, or until this process ends, however it ends. Not for use by several threads at
     the same time.
 
     Args:
         cluster: its device kind, memory and devices a node decide what each rank claims.
-        ranks: how many.
+        ranks: how many on this machine.
         placements: one a rank, for ranks that are not plainly on this machine.
+        first_rank: the number of the first of them in its world.
+        world_size: the ranks of the world on all machines; None means these.
     """
 
     def __init__(
@@ -73,10 +75,13 @@ class RankPool:
         ranks: int,
         *,
         placements: Sequence[Placement] | None = None,
+        first_rank: int = 0,
+        world_size: int | None = None,
     ) -> None:
         if placements is not None and len(placements) != ranks:
             raise InputError("placements", len(placements), f"one for each of the {ranks} ranks is needed")
         self._cluster, self._ranks = cluster, ranks
+        self._first_rank, self._world_size = first_rank, world_size or ranks
         self._placements = list(placements) if placements is not None else [Placement()] * ranks
         self._links: dict[int, _WarmRank] = {}
         self._baseline_bytes: dict[tuple[str, int], int] = {}
@@ -88,26 +93,64 @@ class RankPool:
         """The processes of the living ranks, by rank; empty when the pool is cold."""
         return [link.pid for _, link in sorted(self._links.items())]
 
+    @property
+    def lives(self) -> bool:
+        """Whether the ranks are started and none has ended."""
+        return bool(self._links) and all(link.process.poll() is None for link in self._links.values())
+
     def start(self, *, deadline: float, log_dir: Path) -> None:
-        """Starts the ranks unless they all live. `deadline` is a time.monotonic.
+        """Starts the ranks of a whole world unless they all live. `deadline` is a time.monotonic.
 
         Raises:
             StartError: they are not ready in time, or one of them failed; none is left.
             ProberError: there is nothing to measure with (no torch, no device).
         """
-        if self._links and all(link.process.poll() is None for link in self._links.values()):
+        if self.lives:
             return
+        failure = self.form(deadline=deadline, log_dir=log_dir).failure
+        if failure is not None:
+            if failure.kind is FailureKind.UNAVAILABLE:
+                raise ProberError(failure.message)
+            raise StartError(failure, log_dir)
+
+    def form(
+        self,
+        *,
+        deadline: float,
+        log_dir: Path,
+        on_store: Callable[[str, int], None] | None = None,
+        poll: Poll | None = None,
+    ) -> Gathered:
+        """Starts the ranks anew; they are left only if all of them joined their world.
+
+        Where rank 0 is among them, it hosts the world's store, and `on_store` is called with host and port. Where it is
+        not, `poll` (see gathering.gather) calls `join` once it knows them.
+        """
         self.kill()
+
+        def introduce(_: int, message: Message) -> None:
+            if message["type"] == "store":
+                host, port = self._placements[0].address, message["port"]
+                self.join(host, port)
+                if on_store is not None:
+                    on_store(host, port)
+
         try:
-            gathered = self._spawn(deadline, log_dir)
+            for rank in range(self._first_rank, self._first_rank + self._ranks):
+                self._links[rank] = self._keeper.submit(self._spawn_one, rank, log_dir).result()
+            gathered = gather(self._links, deadline, introduce, poll)
         except BaseException:
             self.kill()
             raise
-        if gathered.failure is not None:
+        if gathered.failures or gathered.stop is not None or not gathered.all_answered:
             self.kill()
-            if gathered.failure.kind is FailureKind.UNAVAILABLE:
-                raise ProberError(gathered.failure.message)
-            raise StartError(gathered.failure, log_dir)
+        return gathered
+
+    def join(self, host: str, port: int) -> None:
+        """Tells ranks that are being started where their world's store is."""
+        for rank, link in self._links.items():
+            if rank != 0:
+                link.channel.send({"type": "join", "host": host, "port": port})
 
     def run(
         self,
@@ -117,22 +160,24 @@ class RankPool:
         deadline: float,
         log_dir: Path,
         on_note: Callable[[int, Message], None] | None = None,
+        poll: Poll | None = None,
     ) -> Gathered:
         """Runs `module.run(request, context)` on every started rank; rank i writes to `log_dir`/rank-i.log.
 
-        The ranks stay warm unless one of them failed otherwise than by refusing the request, or holds more memory
-        than it did.
+        The ranks stay warm unless one of them failed otherwise than by refusing the request or holds more memory
+        than it did, or `poll` (see gathering.gather) said to stop.
         """
         try:
             for link in self._links.values():
                 link.log_path = rank_log(log_dir, link.rank)
                 link.channel.send({"module": module, "request": request, "log_path": str(link.log_path)})
-            gathered = gather(self._links, deadline, on_note)
+            gathered = gather(self._links, deadline, on_note, poll)
         except BaseException:
             self.kill()
             raise
         refused = all(failure.kind is FailureKind.ILLEGAL for failure in gathered.failures.values())
-        if not (refused and gathered.all_answered) or self._drifted(module, gathered):
+        sound = refused and gathered.all_answered and gathered.stop is None
+        if not sound or self._drifted(module, gathered):
             self.kill()
         return gathered
 
@@ -155,22 +200,10 @@ class RankPool:
         finally:
             self._keeper.shutdown()
 
-    def _spawn(self, deadline: float, log_dir: Path) -> Gathered:
-        for rank in range(self._ranks):
-            self._links[rank] = self._keeper.submit(self._spawn_one, rank, log_dir).result()
-
-        def introduce(_: int, message: Message) -> None:
-            if message["type"] == "store":
-                for link in self._links.values():
-                    if link.rank != 0:
-                        link.channel.send({"type": "join", "port": message["port"]})
-
-        return gather(self._links, deadline, introduce)
-
     def _spawn_one(self, rank: int, log_dir: Path) -> _WarmRank:
         ours, theirs = socket.socketpair()
-        placement = self._placements[rank]
-        config = rank_config(self._cluster, self._ranks, rank, log_dir, self._placements[0].address)
+        placement = self._placements[rank - self._first_rank]
+        config = rank_config(self._cluster, self._world_size, rank, log_dir, self._placements[0].address)
         command = [sys.executable, "-m", "probes.launch.rank", str(theirs.fileno()), json.dumps(config.to_data())]
         with theirs:
             process = subprocess.Popen(
@@ -206,12 +239,12 @@ def rank_log(log_dir: Path, rank: int) -> Path:
     return log_dir / f"rank-{rank}.log"
 
 
-def rank_config(cluster: ClusterSpec, ranks: int, rank: int, log_dir: Path, store_host: str) -> RankConfig:
-    """What rank `rank` of `ranks` is told when it starts."""
+def rank_config(cluster: ClusterSpec, world_size: int, rank: int, log_dir: Path, store_host: str) -> RankConfig:
+    """What rank `rank` of `world_size` is told when it starts."""
     on_cpu = cluster.device.kind is DeviceKind.CPU
     return RankConfig(
         rank=rank,
-        world_size=ranks,
+        world_size=world_size,
         local_rank=rank % cluster.gpus_per_node,
         kind=cluster.device.kind,
         memory_bytes=cluster.device.memory_bytes if on_cpu else None,

@@ -5,43 +5,31 @@ from __future__ import annotations
 import itertools
 import tempfile
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from types import TracebackType
-from typing import Any
-
-from pydantic import ValidationError
 
 from autotune.errors import InputError, ProberError
 from autotune.specs import (
     ClusterSpec,
-    CollectiveReading,
-    CollectiveRequest,
     Failure,
     FailureKind,
     Fingerprint,
-    LayerReading,
-    LayerRequest,
     ProbeOutcome,
-    ProbeProgress,
     ProbeRequest,
     StepReading,
     StepRequest,
 )
 from autotune.tuning.ports import OnProgress
-from probes import collective_report, layer_report, step_report
-from probes.launch.channel import Message
 from probes.launch.failures import RankFailure, tail_of
-from probes.launch.gathering import Gathered
+from probes.launch.gathering import Gathered, Watch
+from probes.launch.merging import MODULES, Readings, merged_readings, stage_of
 from probes.launch.placement import Placement
 from probes.launch.pool import RankPool, StartError, rank_log
 from probes.launch.torchrun import TORCHRUN_LOG, ColdTrial
 
-_MODULES = {"collective": "probes.collective", "layer": "probes.layer", "step": "probes.step"}
 _FINGERPRINT_S = 180.0
-
-Readings = tuple[CollectiveReading, ...] | tuple[LayerReading, ...] | tuple[StepReading, ...]
 
 
 class LocalProber:
@@ -99,7 +87,7 @@ class LocalProber:
         Raises:
             ProberError: there is nothing to measure with.
         """
-        watch = _Watch(on_progress)
+        watch = Watch(on_progress)
         log_dir = self._next_log_dir(request.kind)
         readings: Readings = ()
         run = self._run_cold if isinstance(request, StepRequest) and request.cold else self._run_warm
@@ -109,7 +97,7 @@ class LocalProber:
             if failure is not None and failure.kind is FailureKind.UNAVAILABLE:
                 raise ProberError(failure.message)
             if failure is None:
-                readings, failure = self._merge(request, gathered)
+                readings, failure = merged_readings(request, gathered.reports, self._cluster)
         except StartError as error:
             failure = RankFailure(rank=error.failure.rank, kind=FailureKind.UNAVAILABLE, message=str(error))
         wall_s = time.monotonic() - watch.start_s
@@ -123,16 +111,16 @@ class LocalProber:
             log_path=str(log_dir),
         )
 
-    def _run_warm(self, request: ProbeRequest, watch: _Watch, deadline: float, log_dir: Path) -> Gathered:
+    def _run_warm(self, request: ProbeRequest, watch: Watch, deadline: float, log_dir: Path) -> Gathered:
         self._pool.start(deadline=deadline, log_dir=log_dir)
-        module, data = _MODULES[request.kind], request.to_data()
+        module, data = MODULES[request.kind], request.to_data()
         return self._pool.run(module, data, deadline=deadline, log_dir=log_dir, on_note=watch.note)
 
-    def _run_cold(self, request: ProbeRequest, watch: _Watch, deadline: float, log_dir: Path) -> Gathered:
+    def _run_cold(self, request: ProbeRequest, watch: Watch, deadline: float, log_dir: Path) -> Gathered:
         if self._placed:
             raise InputError("step.cold", True, "torchrun cannot start ranks that have placements")
         self._pool.kill()  # warm ranks hold memory and a device context
-        module, data = _MODULES[request.kind], request.to_data()
+        module, data = MODULES[request.kind], request.to_data()
         with ColdTrial(self._cluster, self._ranks, log_dir) as trial:
             return trial.run(module, data, deadline=deadline, on_note=watch.note)
 
@@ -163,50 +151,15 @@ class LocalProber:
         log_dir.mkdir()
         return log_dir
 
-    def _merge(self, request: ProbeRequest, gathered: Gathered) -> tuple[Readings, RankFailure | None]:
-        """The readings, or a failure if what the ranks reported is no reading (a time that is not a number, say)."""
-        try:
-            return _merged(request, gathered.reports, self._cluster), None
-        except ValidationError as error:
-            message = f"the ranks' reports are no reading: {error.errors(include_url=False)[0]['msg']}"
-            return (), RankFailure(rank=None, kind=FailureKind.CRASH, message=message)
-
-
-def _merged(request: ProbeRequest, reports: Mapping[int, dict[str, Any]], cluster: ClusterSpec) -> Readings:
-    if isinstance(request, CollectiveRequest):
-        return collective_report.merge(request, reports)
-    if isinstance(request, LayerRequest):
-        return layer_report.merge(request, reports)
-    return step_report.merge(request, reports, cluster.device.peak_flops_per_s.get(request.workload.dtype))
-
-
-class _Watch:
-    """When a run started, when its last rank was ready, and who wants to hear of its progress."""
-
-    def __init__(self, on_progress: OnProgress | None) -> None:
-        self._on_progress = on_progress
-        self.start_s = time.monotonic()
-        self.ready_s: float | None = None
-
-    def note(self, _: int, message: Message) -> None:
-        """Takes a message that is no answer."""
-        if message["type"] == "ready":
-            self.ready_s = time.monotonic() - self.start_s
-        elif message["type"] == "progress" and self._on_progress is not None:
-            self._on_progress(ProbeProgress.from_data(message["progress"]))
-
 
 def _failure(request: ProbeRequest, failure: RankFailure, ranks: int, log_dir: Path) -> Failure:
-    """The record of a failure. pp is the outermost axis, so a rank's stage follows from its number."""
-    stage = None
-    if isinstance(request, StepRequest) and failure.rank is not None and request.plan.world_size == ranks:
-        stage = failure.rank // (ranks // request.plan.pp)
+    """The record of a failure."""
     log_path = rank_log(log_dir, failure.rank) if failure.rank is not None else log_dir / TORCHRUN_LOG
     return Failure(
         kind=failure.kind,
         message=failure.message,
         rank=failure.rank,
-        stage=stage,
+        stage=stage_of(request, failure.rank, ranks),
         log_path=str(log_path if log_path.exists() else log_dir),
         log_tail=tail_of(log_path),
     )

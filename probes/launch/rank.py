@@ -15,7 +15,7 @@ from typing import Any
 
 from autotune.specs import DeviceKind
 from probes.launch.channel import Channel, Message
-from probes.launch.service import Rank, RankConfig, failure_message, listen, log_to
+from probes.launch.service import Rank, RankConfig, failure_message, listen, log_to, spare_outputs
 
 
 def main(arguments: list[str]) -> None:
@@ -24,6 +24,7 @@ def main(arguments: list[str]) -> None:
     config = RankConfig.from_data(json.loads(arguments[1]))
     os.set_inheritable(descriptor, False)
     channel = Channel(socket.socket(fileno=descriptor))
+    spare_outputs()
     log_to(config.log_path)
     inbox = listen(channel)
     try:
@@ -48,7 +49,8 @@ def _join(config: RankConfig, channel: Channel, inbox: SimpleQueue[Message], dev
         store = TCPStore(config.store_host, 0, is_master=True, wait_for_workers=False)
         channel.send({"type": "store", "port": store.port})
     else:
-        store = TCPStore(config.store_host, inbox.get()["port"], is_master=False)
+        meeting = inbox.get()
+        store = TCPStore(meeting["host"], meeting["port"], is_master=False)
     device_id = None if config.kind is DeviceKind.CPU else torch.device(device)
     dist.init_process_group(backend, store=store, rank=config.rank, world_size=config.world_size, device_id=device_id)
 

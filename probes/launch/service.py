@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import faulthandler
 import importlib
+import io
 import os
 import signal
 import sys
@@ -46,12 +47,33 @@ class RankConfig:
         return cls(**{**data, "kind": DeviceKind(data["kind"])})
 
 
+class _Output(io.FileIO):
+    """A stream that drops what a full disk does not take: a log is not worth a measurement."""
+
+    def write(self, data: Any) -> int:
+        try:
+            return super().write(data) or 0
+        except OSError:
+            return len(data)
+
+
+def spare_outputs() -> None:
+    """Makes Python's stdout and stderr raise nothing when the disk of the log is full."""
+    sys.stdout, sys.stderr = (
+        io.TextIOWrapper(io.BufferedWriter(_Output(number, "w", closefd=False)), "utf-8", line_buffering=True)
+        for number in (1, 2)
+    )
+
+
 def log_to(path: str) -> None:
-    """Sends this process's stdout and stderr, Python's and C's, to the end of a file."""
+    """Sends this process's stdout and stderr, Python's and C's, to the end of a file; nowhere if it cannot be made."""
     sys.stdout.flush()
     sys.stderr.flush()
-    Path(path).parent.mkdir(parents=True, exist_ok=True)
-    target = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+    try:
+        Path(path).parent.mkdir(parents=True, exist_ok=True)
+        target = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+    except OSError:
+        target = os.open(os.devnull, os.O_WRONLY)
     os.dup2(target, 1)
     os.dup2(target, 2)
     os.close(target)

@@ -1,0 +1,233 @@
+"""NodeRanks: the warm ranks that one node contributes to a world of several nodes. Loads no torch."""
+
+from __future__ import annotations
+
+import itertools
+import time
+import uuid
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
+from pathlib import Path
+from types import TracebackType
+
+from autotune.errors import InputError, ProberError
+from autotune.specs import ClusterSpec, FailureKind, MemberReport, ProbeRequest, RankReport, StepRequest
+from probes.launch.failures import RankFailure, tail_of
+from probes.launch.gathering import Gathered, Watch
+from probes.launch.merging import MODULES
+from probes.launch.orders import Order, Orders
+from probes.launch.placement import Placement
+from probes.launch.pool import RankPool, rank_log
+
+INTERFACE_VARIABLES = ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorldShare:
+    """A node's share of a world: the ranks index * gpus_per_node and on, of the gang that `cluster` describes.
+
+    `warm` says that the world was formed before, on these nodes in this order.
+
+    Raises:
+        InputError: no such node in the gang.
+    """
+
+    world_id: str
+    index: int
+    cluster: ClusterSpec
+    warm: bool = False
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.index < self.cluster.nodes:
+            allowed = f"the nodes of this gang are numbered 0 to {self.cluster.nodes - 1}"
+            raise InputError("world.index", self.index, allowed)
+
+
+class NodeRanks:
+    """This node's ranks, kept warm from one probe to the next of the same world.
+
+    Ranks end with `end` or `close`, when a probe fails, when another world is asked for, or when this process ends,
+    however it ends. Make it in the process that runs it; not for use by several threads at the same time.
+
+    Args:
+        log_root: each run's ranks write into a directory of their own below it. Where that cannot be made or filled,
+            they run all the same, without logs.
+        interface: the network interface for gloo and NCCL.
+        address: where the other nodes reach this one.
+        command_prefix: goes before each rank's command (`("ip", "netns", "exec", "name")`).
+    """
+
+    def __init__(self, *, log_root: Path, interface: str, address: str, command_prefix: tuple[str, ...] = ()) -> None:
+        environment = dict.fromkeys(INTERFACE_VARIABLES, interface)
+        self._placement = Placement(command_prefix=command_prefix, environment=environment, address=address)
+        # Only named here; ranks make it, so that a full disk fails nothing.
+        self._log_root = log_root / f"{datetime.now(UTC):%Y%m%dT%H%M%SZ}-{uuid.uuid4().hex[:8]}"
+        self._numbers = itertools.count(1)
+        self._pool: RankPool | None = None
+        self._held = ""
+
+    @property
+    def world_id(self) -> str:
+        """The world that the ranks are warm for; empty without any, and once one of them has ended."""
+        return self._held if self._pool is not None and self._pool.lives else ""
+
+    @property
+    def pids(self) -> list[int]:
+        """The processes of this node's ranks, by rank."""
+        return self._pool.pids if self._pool is not None else []
+
+    def run(
+        self,
+        share: WorldShare,
+        request: ProbeRequest,
+        *,
+        deadline_s: float,
+        publish: Callable[[str], object],
+        order: Order,
+    ) -> MemberReport:
+        """Runs this node's share of a probe to its end, within `deadline_s` plus a few seconds to kill ranks.
+
+        Ranks are started unless they are warm for exactly this world; if they should be and are not, the report is LOST
+        at once. The first node's rank 0 hosts the world's store on the node's address, and `publish` is called with
+        host:port; on the other nodes `order` is called every 0.2 s until it carries that, and every second afterwards.
+
+        Who decides about the end: the ranks by answering or failing; an order to stop (they are killed at once if it
+        says CANCELLED, else after a grace in which they may tell a cause of their own); the deadline. While `order` or
+        `publish` raise, nothing is known, and the deadline alone decides.
+
+        A request for cold ranks gets fresh ones, which do not stay. (They are started as warm ones are, not by
+        torchrun.)
+
+        Never raises for what happens to ranks.
+        """
+        log_dir = self._log_root / f"{next(self._numbers):04d}-{request.kind}"
+        orders = Orders(order, publish)
+        watch = Watch(orders.tell)
+        cold = isinstance(request, StepRequest) and request.cold
+        try:
+            if cold:
+                self.end()
+            gathered = self._run(share, request, watch.start_s + deadline_s, log_dir, orders, watch)
+            if cold:
+                self.end()
+        except (ProberError, OSError) as error:  # no process can be started, or the kernel does not let one go
+            gathered = _failed(FailureKind.UNAVAILABLE, f"ranks could not be started or ended: {error}")
+        wall_s = time.monotonic() - watch.start_s
+        return _report(gathered, log_dir).model_copy(
+            update={
+                "kept_warm": self.world_id == share.world_id,
+                "setup_s": wall_s if watch.ready_s is None else watch.ready_s,
+                "wall_s": wall_s,
+            }
+        )
+
+    def end(self) -> None:
+        """Ends the ranks and forgets their world. Raises ProberError if the kernel does not let one go."""
+        pool, self._pool, self._held = self._pool, None, ""
+        if pool is not None:
+            pool.close()
+
+    def close(self) -> None:
+        """Ends the ranks. May be called twice."""
+        self.end()
+
+    def __enter__(self) -> NodeRanks:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def _run(
+        self,
+        share: WorldShare,
+        request: ProbeRequest,
+        deadline: float,
+        log_dir: Path,
+        orders: Orders,
+        watch: Watch,
+    ) -> Gathered:
+        pool = self._pool if self.world_id == share.world_id else None
+        if pool is None:
+            if share.warm:
+                return _failed(
+                    FailureKind.LOST, f"this node does not hold the ranks of world {share.world_id} any more"
+                )
+            pool = self._renew(share)
+            if share.index:
+                orders.await_endpoint(pool.join)
+            on_store = orders.host if share.cluster.nodes > 1 else None
+            formed = pool.form(deadline=deadline, log_dir=log_dir, on_store=on_store, poll=orders.poll)
+            if not pool.pids:
+                return _as_start(formed, orders)
+        return pool.run(
+            MODULES[request.kind],
+            request.to_data(),
+            deadline=deadline,
+            log_dir=log_dir,
+            on_note=watch.note,
+            poll=orders.poll,
+        )
+
+    def _renew(self, share: WorldShare) -> RankPool:
+        """The ranks of a new world, not started yet, in place of those of the last one."""
+        self.end()
+        cluster, ranks = share.cluster, share.cluster.gpus_per_node
+        self._pool = RankPool(
+            cluster,
+            ranks,
+            placements=[self._placement] * ranks,
+            first_rank=share.index * ranks,
+            world_size=cluster.devices,
+        )
+        self._held = share.world_id
+        return self._pool
+
+
+def _failed(kind: FailureKind, message: str) -> Gathered:
+    """A failure of the node, whatever its ranks."""
+    return Gathered(failures={-1: RankFailure(rank=None, kind=kind, message=message)})
+
+
+def _as_start(formed: Gathered, orders: Orders) -> Gathered:
+    """What came of a start that failed. No plan was run yet, so memory that runs out there says nothing about one."""
+    kinds = {failure.kind for failure in formed.failures.values()}
+    if orders.awaits_endpoint and formed.stop is None and kinds == {FailureKind.HANG}:
+        return _failed(FailureKind.HANG, "the gang's first node did not say by the deadline where its ranks meet")
+    formed.reports.clear()
+    for rank, failure in formed.failures.items():
+        if failure.kind is FailureKind.OOM:
+            formed.failures[rank] = replace(failure, kind=FailureKind.UNAVAILABLE)
+    return formed
+
+
+def _report(gathered: Gathered, log_dir: Path) -> MemberReport:
+    """The report but for its times. A cause that the node was told counts before what its ranks saw of it."""
+    cause = gathered.stop or gathered.failure
+    failures = [
+        _rank_failure(failure, failure.rank, log_dir)
+        for failure in gathered.failures.values()
+        if failure.rank is not None
+    ]
+    reports = [RankReport(rank=rank, report=report) for rank, report in sorted(gathered.reports.items())]
+    return MemberReport(
+        ranks=(*failures, *reports),
+        failure=cause.kind if cause is not None else None,
+        message=cause.message if cause is not None else "",
+        ordered=gathered.stop is not None,
+        log_dir=str(log_dir) if log_dir.exists() else "",
+    )
+
+
+def _rank_failure(failure: RankFailure, rank: int, log_dir: Path) -> RankReport:
+    log_path = rank_log(log_dir, rank)
+    return RankReport(
+        rank=rank,
+        failure=failure.kind,
+        message=failure.message,
+        log_path=str(log_path) if log_path.exists() else None,
+        log_tail=tail_of(log_path),
+        stopped=failure.stopped,
+    )
