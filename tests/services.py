@@ -1,4 +1,4 @@
-"""Real services for tests: a private PostgreSQL server, started for the session and ended by its process id."""
+"""Real services for tests: private PostgreSQL and Redis servers, started and ended by their process ids."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import shutil
 import socket
 import subprocess
 import tempfile
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -15,8 +16,10 @@ from pathlib import Path
 from uuid import uuid4
 
 import psycopg
+import redis
 
 USER, PASSWORD = "autotune", "between-us"
+START_S = 20.0
 SETTINGS = "-c fsync=off -c max_connections=60 -c shared_buffers=16MB"
 
 
@@ -74,6 +77,60 @@ def postgres_server(binaries: Path) -> Iterator[PostgresServer]:
             _run([binaries / "pg_ctl", "stop", "-w", "-m", "immediate", "-D", data])
     finally:
         shutil.rmtree(directory)
+
+
+class RedisServer:
+    """A running server on this machine, without a password and without persistence."""
+
+    def __init__(self, directory: Path) -> None:
+        self._directory = directory
+        self.port = _free_port()
+        self._process: subprocess.Popen[bytes] | None = None
+        self.start()
+
+    @property
+    def url(self) -> str:
+        """The URL of its database 0."""
+        return f"redis://127.0.0.1:{self.port}/0"
+
+    @property
+    def client(self) -> redis.Redis:
+        """A client of its database 0."""
+        return redis.Redis(host="127.0.0.1", port=self.port, protocol=2)
+
+    def start(self) -> None:
+        """Starts it, empty, and waits until it answers."""
+        options = ["--port", str(self.port), "--bind", "127.0.0.1", "--save", "", "--appendonly", "no"]
+        command = ["redis-server", *options, "--dir", str(self._directory), "--logfile", "redis.log"]
+        self._process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL)
+        deadline = time.monotonic() + START_S
+        while True:
+            try:
+                with self.client as client:
+                    client.ping()
+                return
+            except redis.ConnectionError:
+                if time.monotonic() > deadline or self._process.poll() is not None:
+                    raise
+                time.sleep(0.02)
+
+    def stop(self) -> None:
+        """Kills it, and with it all that it holds."""
+        if self._process is not None:
+            self._process.kill()
+            self._process.wait()
+            self._process = None
+
+
+@contextmanager
+def redis_server() -> Iterator[RedisServer]:
+    """A server on a free port with a directory of its own; ends it and removes what it wrote."""
+    with tempfile.TemporaryDirectory(prefix="autotune-redis-") as directory:
+        server = RedisServer(Path(directory))
+        try:
+            yield server
+        finally:
+            server.stop()
 
 
 def _run(command: list[str | Path]) -> None:

@@ -14,6 +14,7 @@ from autotune.errors import InputError
 from autotune.settings import BROKER_VARIABLE, Settings
 
 TUNER_QUEUE = "tuner"
+SWEEP_QUEUE = "sweep"  # of the tuners too, but never behind a thousand tunings that wait to be advanced
 LONGEST_DEADLINE_S = 3600
 # A message that is not acknowledged for this long is delivered again (kombu's restore_visible), so it must be longer
 # than any task: the longest probe, what starts and ends it, and what it waits for a database that is away.

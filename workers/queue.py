@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from kombu.exceptions import KombuError
 from redis.exceptions import RedisError
 
-from workers.app import TUNER_QUEUE, node_queue, pool_queue
+from workers.app import SWEEP_QUEUE, TUNER_QUEUE, node_queue, pool_queue
 from workers.payloads import TaskName
 
 if TYPE_CHECKING:
@@ -16,8 +16,8 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("autotune.queue")
 
-# More canaries than this prove nothing more: a worker that is away must not find thousands of them when it comes back.
-_MOST_WAITING = 8
+# More canaries or sweeps than this do nothing more: who was away must not find thousands of them when it comes back.
+_MOST_WAITING = 4
 
 
 class CeleryQueue:
@@ -40,14 +40,31 @@ class CeleryQueue:
 
     def canary(self, node: str, session: str) -> bool:
         """To one node: prove that you consume. True without sending where enough messages wait there already."""
-        waiting = self._waiting(node_queue(node))
-        if waiting is None:
+        return self._send_unless_many_wait(TaskName.CANARY, (session,), node_queue(node))
+
+    def sweep(self) -> bool:
+        """To any tuner: send again what is due. True without sending where sweeps wait already."""
+        return self._send_unless_many_wait(TaskName.SWEEP, (), SWEEP_QUEUE)
+
+    def clear(self, node: str) -> bool:
+        """Drops what waits for a node: it was sent to a worker that is gone."""
+        try:
+            with self._app.connection_or_acquire() as connection:
+                connection.default_channel.queue_purge(node_queue(node))
+        except (KombuError, RedisError, OSError) as error:
+            log.warning("the broker does not answer: %s", error)
             return False
-        return waiting >= _MOST_WAITING or self._send(TaskName.CANARY, (session,), node_queue(node))
+        return True
 
     def close(self) -> None:
         """Closes the connections to the broker."""
         self._app.close()
+
+    def _send_unless_many_wait(self, task: TaskName, arguments: tuple[str | int, ...], queue: str) -> bool:
+        waiting = self._waiting(queue)
+        if waiting is None:
+            return False
+        return waiting >= _MOST_WAITING or self._send(task, arguments, queue)
 
     def _send(self, task: TaskName, arguments: tuple[str | int, ...], queue: str) -> bool:
         try:

@@ -1,0 +1,70 @@
+"""What a worker's tasks work with, as they see it; autotune.wiring opens it."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Protocol
+
+if TYPE_CHECKING:
+    from autotune.specs import Job, MemberReport
+    from autotune.tuning.fleet_ports import FleetStore
+    from workers.pulse import Pulse
+    from workers.renewal import Renewal
+
+log = logging.getLogger("autotune.tuner")
+
+# Sweeps closer together than this do nothing more. Many wait when all tuners were away for a while.
+_SWEEP_APART_S = 2.0
+
+
+class Fleet(Protocol):
+    """The service of a fleet: what the tasks call."""
+
+    def advance(self, tuning_id: str) -> object:
+        """Takes the next steps of a tuning."""
+
+    def schedule(self, pool: str) -> object:
+        """Grants what waits in a pool."""
+
+    def finish(self, job: Job) -> object:
+        """Ends a job that all its members have reported."""
+
+    def sweep(self) -> object:
+        """Sends again what is due, and ends what was left."""
+
+
+class Ranks(Protocol):
+    """The ranks of this node."""
+
+    def run_share(self, job: Job, node: str, renewal: Renewal) -> MemberReport:
+        """Runs this node's share of a job."""
+
+    def close(self) -> None:
+        """Ends the ranks."""
+
+
+class TunerHands:
+    """What the tasks of a tuner do. Lives in each child process that runs them."""
+
+    def __init__(self, fleet: Fleet, pulse: Pulse) -> None:
+        self._fleet, self._pulse = fleet, pulse
+        self._swept_at_s: float | None = None
+
+    def canary(self, session: str) -> None:
+        """Proves that this worker consumes."""
+        self._pulse.beat()
+
+    def advance(self, tuning_id: str) -> None:
+        """Takes the next steps of a tuning."""
+        self._pulse.beat()
+        self._fleet.advance(tuning_id)
+
+    def sweep(self) -> None:
+        """Sends again what is due, unless this process did a moment ago."""
+        self._pulse.beat()
+        now = time.monotonic()
+        if self._swept_at_s is None or now - self._swept_at_s > _SWEEP_APART_S:
+            self._swept_at_s = now
+            self._fleet.sweep()

@@ -1,0 +1,95 @@
+"""A node's side of its tasks: it runs its share of jobs on warm ranks, under a lease, and tells what came of it."""
+
+from __future__ import annotations
+
+import logging
+import time
+from typing import TYPE_CHECKING
+
+from autotune.errors import StoreError
+from autotune.specs import Job, JobState, MemberReport
+from workers.renewal import LEASE_S, Renewal
+
+if TYPE_CHECKING:
+    from autotune.tuning.fleet_ports import FleetStore
+    from workers.hands import Fleet, Ranks
+    from workers.pulse import Pulse
+
+log = logging.getLogger("autotune.node")
+
+# While this node cannot reach the database nobody may know whether its lease was swept, so it keeps its report for as
+# long as its message is its own (workers.app: between the longest deadline and the visibility timeout).
+_REPORT_S = 1800.0
+_RETRY_S, _LONGEST_RETRY_S = 0.5, 5.0
+
+
+class NodeHands:
+    """What the tasks of a node do. Lives in the child process that runs them, with the node's ranks.
+
+    Args:
+        name: the node's.
+        session: of this worker.
+        store: where jobs and leases are.
+        fleet: ends jobs and grants them.
+        ranks: of this node.
+        pulse: beaten by whatever is consumed.
+    """
+
+    def __init__(self, *, name: str, session: str, store: FleetStore, fleet: Fleet, ranks: Ranks, pulse: Pulse) -> None:
+        self._name, self._session = name, session
+        self._store, self._fleet, self._ranks, self._pulse = store, fleet, ranks, pulse
+
+    def canary(self, session: str) -> None:
+        """Proves that this worker consumes: renews the node's heartbeat, or learns that another worker is the node."""
+        self._pulse.beat()
+        if session == self._session and not self._store.beat_node(self._name, self._session):
+            log.error("node %s belongs to another worker now: this one ends", self._name)
+            self._pulse.evict()
+
+    def schedule(self, pool: str) -> None:
+        """Grants what waits in a pool."""
+        self._pulse.beat()
+        self._fleet.schedule(pool)
+
+    def run(self, job_id: str, token: int) -> None:
+        """Runs this node's share of a job, unless the delivery is late, doubled or for an older session."""
+        self._pulse.beat()
+        job = self._store.start_member(job_id, token, self._name, self._session, lease_s=LEASE_S)
+        if job is None:
+            log.info("job %s: delivery under token %d dropped, it is not current", job_id, token)
+            return
+        log.info("job %s: started (%s, token %d, attempt %d)", job.id, job.request.kind, token, job.attempt)
+        report = self._measure(job)
+        reported = self._report(job, report)
+        if reported is None:
+            log.warning("job %s: the report came too late and was dropped", job.id)
+        elif reported.state is JobState.REPORTED:
+            self._fleet.finish(reported)
+            log.info("job %s: finished", job.id)
+
+    def close(self) -> None:
+        """Ends the ranks."""
+        self._ranks.close()
+
+    def _measure(self, job: Job) -> MemberReport:
+        renewal = Renewal(self._store, job, node=self._name, session=self._session, pulse=self._pulse)
+        with renewal:
+            report = self._ranks.run_share(job, self._name, renewal)
+        outcome = f"{report.failure}: {report.message}" if report.failure else f"{len(report.ranks)} ranks answered"
+        log.info("job %s: %s after %.1f s", job.id, outcome, report.wall_s)
+        return report
+
+    def _report(self, job: Job, report: MemberReport) -> Job | None:
+        """Stores the report, trying again while the database is away. None if it is not wanted any more."""
+        give_up_at, wait_s = time.monotonic() + _REPORT_S, _RETRY_S
+        while True:
+            self._pulse.beat()
+            try:
+                return self._store.report_member(job.id, job.token, self._name, self._session, report)
+            except StoreError as error:
+                if self._pulse.stopping or time.monotonic() > give_up_at:
+                    log.error("job %s: the report is lost (%s)", job.id, error)
+                    return None
+                log.warning("job %s: not reported yet (%s)", job.id, error)
+            time.sleep(wait_s)
+            wait_s = min(2 * wait_s, _LONGEST_RETRY_S)

@@ -1,0 +1,125 @@
+"""The processes of a worker: a main process that consumes and watches itself, and children that run the tasks.
+
+The pool is Celery's prefork. A node has one child, which holds the node's ranks; both are told by the kernel to die
+with their parent (prctl PR_SET_PDEATHSIG: Celery sets it for the child, probes.launch.leash for the ranks), so a
+worker that is killed leaves nothing. A task that blocks never keeps the main process from its broker.
+"""
+
+from __future__ import annotations
+
+import logging
+import socket
+import time
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+from functools import cached_property
+from typing import Any
+
+from celery import Celery, signals
+from celery.exceptions import CPendingDeprecationWarning, SecurityWarning
+
+from workers.app import create_app
+from workers.payloads import TaskName
+from workers.pulse import Pulse
+from workers.queue import CeleryQueue
+from workers.tasks import Action, install_tasks
+from workers.watch import PATIENCE_S, Watch, execute_again
+
+log = logging.getLogger("autotune.worker")
+
+LOG_FORMAT = "%(asctime)s %(levelname)s %(name)s: %(message)s"
+_AGAIN_S = 1.0
+# Celery tells of each task that it receives and ends; our own lines say what the tasks did.
+_QUIET = ("celery.worker.strategy", "celery.app.trace", "celery.worker.worker")
+
+
+class LazyHands:
+    """Opened by the first task in a child process: a connection must not be shared across a fork."""
+
+    def __init__(self, open_hands: Callable[[], Any]) -> None:
+        self._open = open_hands
+
+    @cached_property
+    def hands(self) -> Any:
+        """The opened hands."""
+        return self._open()
+
+    def action(self, name: str) -> Action:
+        """A method of the hands, which are opened when it is called."""
+
+        def act(*payload: object) -> None:
+            getattr(self.hands, name)(*payload)
+
+        return act
+
+    def close(self) -> None:
+        """Closes them if they were opened."""
+        if "hands" in self.__dict__:
+            self.hands.close()
+
+
+def run_worker(
+    app: Celery,
+    *,
+    name: str,
+    queues: Sequence[str],
+    concurrency: int,
+    actions: Mapping[TaskName, Action],
+    close: Callable[[], None],
+    pulse: Pulse,
+    send_canary: Callable[[], bool],
+    patience_s: float = PATIENCE_S,
+) -> int:
+    """Consumes until SIGTERM (ends what runs within seconds), SIGINT or eviction; returns the exit status.
+
+    While the broker is away it waits and says so.
+    """
+    install_tasks(app, actions)
+    log_to_stderr()
+
+    def keep_logging(**_: object) -> None:
+        """Having a receiver, Celery leaves logging as it is."""
+
+    def stop(**_: object) -> None:
+        pulse.stop()
+
+    def leave(**_: object) -> None:
+        close()
+
+    signals.setup_logging.connect(keep_logging, weak=False)
+    signals.celeryd_after_setup.connect(_silence_announcements, weak=False)
+    signals.worker_shutting_down.connect(stop, weak=False)
+    signals.worker_process_shutdown.connect(leave, weak=False)
+    Watch(pulse, send_canary, patience_s=patience_s).start()
+    worker = app.Worker(
+        hostname=f"{name}@{socket.gethostname()}",
+        pool="prefork",
+        concurrency=concurrency,
+        queues=list(queues),
+        optimization="fair",
+        without_gossip=True,
+        without_mingle=True,
+        without_heartbeat=True,
+        quiet=True,
+    )
+    worker.start()
+    if not pulse.stopping:
+        # Celery gives up on what it cannot read, such as a message that is no JSON at all; that message is gone now.
+        log.error("the consumer ended by itself: this worker starts itself again")
+        time.sleep(_AGAIN_S)
+        execute_again()
+    return int(worker.exitcode or 0)
+
+
+def log_to_stderr() -> None:
+    """One line an event, from our loggers and Celery's."""
+    logging.basicConfig(level=logging.INFO, format=LOG_FORMAT)
+    for name in _QUIET:
+        logging.getLogger(name).setLevel(logging.WARNING)
+
+
+def _silence_announcements(**_: object) -> None:
+    """After Celery has asked to see these always: its plans for version 6 at each lost connection, and that root should
+    not take pickles, which are refused here."""
+    for category in (CPendingDeprecationWarning, SecurityWarning):
+        warnings.filterwarnings("ignore", category=category)
