@@ -1,0 +1,133 @@
+"""The box itself: brings everything up in order, and is the handle by which tests disturb it."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Mapping
+from types import TracebackType
+from typing import Any, Self
+
+import yaml
+
+from deploy.box.network import Network, make_network
+from deploy.box.processes import Processes
+from deploy.box.removal import folder_of
+from deploy.box.servers import start_postgres, start_redis
+from deploy.box.services import Services
+from deploy.box.watch import Watch
+
+POOL = "box"
+
+
+class Box:
+    """A cluster of `nodes` nodes of `ranks` CPU ranks each, up when the constructor returns; `close` removes it.
+
+    Processes are called api, tuner, beat, postgres, redis, and the worker of a node like the node.
+
+    Args:
+        nodes: How many nodes; each is a network namespace with a worker.
+        ranks: CPU ranks a node, its "GPUs".
+        rate_mbit: Speed of each node's link, Mbit/s in each direction.
+        memory_mib: What one rank may use.
+
+    Raises:
+        BoxError: Something did not start; the message has the tail of its log. Nothing is left behind.
+    """
+
+    def __init__(self, *, nodes: int = 2, ranks: int = 4, rate_mbit: float = 400.0, memory_mib: int = 768) -> None:
+        self.network: Network = make_network(nodes, rate_mbit)
+        self._watch = Watch(self.network.number)
+        self.folder = folder_of(self.network.number)
+        self.processes = Processes(self.folder / "logs")
+        try:
+            self.processes.log_dir.mkdir(parents=True)
+            self.database_url = start_postgres(self.processes, self.network, self.folder / "postgres").url
+            self.broker_url = start_redis(self.processes, self.network, self.folder).url
+            self.cluster_file = self.folder / "cluster.yaml"
+            self.cluster_file.write_text(yaml.safe_dump(box_cluster(nodes, ranks, rate_mbit, memory_mib)))
+            self._services = self._start_services(ranks)
+        except BaseException:
+            self.close()
+            raise
+
+    def _start_services(self, ranks: int) -> Services:
+        services = Services(
+            network=self.network,
+            processes=self.processes,
+            folder=self.folder,
+            database_url=self.database_url,
+            broker_url=self.broker_url,
+        )
+        services.migrate()
+        self.key = services.create_key()
+        services.start_control_plane()
+        for node in self.nodes:
+            services.start_node(node, self.cluster_file, ranks)
+        return services
+
+    @property
+    def url(self) -> str:
+        """The API; `key` is a key that may do everything."""
+        return self._services.url
+
+    @property
+    def nodes(self) -> list[str]:
+        """The nodes' names."""
+        return self.network.names
+
+    @property
+    def pids(self) -> Mapping[str, int]:
+        """The process ids of what runs, by name."""
+        return self.processes.pids
+
+    def set_rate(self, node: str, rate_mbit: float) -> None:
+        """Changes the speed of a node's link, both directions."""
+        self.network.set_rate(node, rate_mbit)
+
+    def link_down(self, node: str) -> None:
+        """Takes a node off the network, from everything: other nodes, broker, database."""
+        self.network.link_down(node)
+
+    def link_up(self, node: str) -> None:
+        """Puts it back."""
+        self.network.link_up(node)
+
+    def kill(self, name: str, number: signal.Signals = signal.SIGKILL) -> None:
+        """Ends a process by a signal and waits until it has."""
+        self.processes.stop(name, number=number)
+
+    def start(self, name: str) -> int:
+        """Starts a process that has ended again, as it was."""
+        return self.processes.start(name)
+
+    def keep(self) -> None:
+        """Leaves the box running when this process ends; `python -m deploy.box down` removes it."""
+        self._watch.keep()
+
+    def close(self) -> None:
+        """Ends every process and removes everything."""
+        self._watch.end()
+        self.processes.reap()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+def box_cluster(nodes: int, ranks: int, rate_mbit: float, memory_mib: int) -> dict[str, Any]:
+    """What a worker registers for: the cluster as a file says it. The machine's cores are shared by the nodes."""
+    cores = max(1, len(os.sched_getaffinity(0)) // nodes)
+    return {
+        "name": POOL,
+        "nodes": nodes,
+        "gpus_per_node": ranks,
+        "device": {"name": "cpu-rank", "kind": "cpu", "memory_bytes": memory_mib << 20},
+        "intra": {"name": "loopback"},
+        "inter": {"name": "veth", "bytes_per_s": rate_mbit * 1e6 / 8, "source": "set by tc"},
+        "node_cores": cores,
+    }

@@ -1,0 +1,25 @@
+"""The end of a box: by its number alone, whoever made it and however far that came."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+from deploy.box.network import kill_processes, remove_network
+from deploy.box.servers import quit_postgres
+
+FOLDERS = Path("/var/lib/autotune-box")
+
+
+def folder_of(number: int) -> Path:
+    """Where a box keeps logs, data and settings."""
+    return FOLDERS / str(number)
+
+
+def remove(number: int) -> None:
+    """Ends every process in the box, then removes its folder and network. Safe to repeat."""
+    quit_postgres(number, folder_of(number) / "postgres")
+    kill_processes(number)
+    if folder_of(number).exists():
+        shutil.rmtree(folder_of(number))
+    remove_network(number)
