@@ -7,10 +7,12 @@ from datetime import UTC, datetime
 from uuid import uuid4
 
 from sqlalchemy import select
+from sqlalchemy.orm import Session
 
 from autotune.specs import (
     ClusterSpec,
     CollectiveReading,
+    EventKind,
     LayerReading,
     LayerRequest,
     ProbeOutcome,
@@ -19,7 +21,9 @@ from autotune.specs import (
     StepReading,
 )
 from storage import rows
-from storage.session import SessionStore, fingerprint_row, tuning_row
+from storage.clock import database_now
+from storage.events import add_event, probe_data
+from storage.session import SessionStore, fingerprint_row, locked_tuning
 from storage.tables import CollectiveRow, LayerRow, ProbeRow, ProfileRow, StepRow
 from storage.tunings import spend
 
@@ -37,33 +41,15 @@ class MeasurementStore(SessionStore):
         outcome: ProbeOutcome,
     ) -> str:
         """Stores a probe run with all its readings; adds its GPU-seconds to the tuning; returns the run's id."""
-        now = datetime.now(UTC)
-        run = ProbeRow(
-            id=uuid4().hex,
-            tuning_id=tuning_id,
-            cluster_key=cluster.key,
-            cluster_json=cluster.to_json(),
-            fingerprint_key=fingerprint_key or None,
-            kind=request.kind,
-            request_json=request.to_json(),
-            wall_s=outcome.wall_s,
-            gpu_s=outcome.gpu_s,
-            setup_s=outcome.setup_s,
-            log_path=outcome.log_path,
-            finished_at=now,
-            **rows.failure_columns(outcome.failure),
-        )
-        keys = {"probe_run_id": run.id, "cluster_key": cluster.key, "fingerprint_key": fingerprint_key}
         with self.writing() as session:
-            if fingerprint_key or outcome.readings:
-                fingerprint_row(session, fingerprint_key)
-            if tuning_id is not None:
-                tuning_row(session, tuning_id)
-                spend(session, tuning_id, outcome.gpu_s, now)
-            session.add(run)
-            session.flush()
-            session.add_all(_reading_row(reading, request, keys) for reading in outcome.readings)
-        return keys["probe_run_id"]
+            return add_probe(
+                session,
+                tuning_id=tuning_id,
+                cluster=cluster,
+                fingerprint_key=fingerprint_key,
+                request=request,
+                outcome=outcome,
+            )
 
     def collective_readings(self, cluster_key: str, fingerprint_key: str) -> Sequence[CollectiveReading]:
         """All readings for that cluster and fingerprint, oldest first."""
@@ -103,6 +89,47 @@ class MeasurementStore(SessionStore):
         with self.reading() as session:
             text = session.scalar(query.order_by(ProfileRow.id.desc()).limit(1))
         return None if text is None else Profile.from_json(text)
+
+
+def add_probe(
+    session: Session,
+    *,
+    tuning_id: str | None,
+    cluster: ClusterSpec,
+    fingerprint_key: str,
+    request: ProbeRequest,
+    outcome: ProbeOutcome,
+) -> str:
+    """Stores a probe run as `Store.save_probe` says: the one way in which one is stored."""
+    if fingerprint_key or outcome.readings:
+        fingerprint_row(session, fingerprint_key)
+    tuning = locked_tuning(session, tuning_id) if tuning_id is not None else None
+    now = database_now(session)
+    run = _probe_row(request, outcome, now)
+    run.tuning_id, run.cluster_key, run.cluster_json = tuning_id, cluster.key, cluster.to_json()
+    run.fingerprint_key = fingerprint_key or None
+    session.add(run)
+    session.flush()
+    keys = {"probe_run_id": run.id, "cluster_key": cluster.key, "fingerprint_key": fingerprint_key}
+    session.add_all(_reading_row(reading, request, keys) for reading in outcome.readings)
+    if tuning is not None:
+        spend(tuning, outcome.gpu_s, now)
+        add_event(session, tuning.id, EventKind.PROBE_ENDED, probe_data(run.id, request, outcome), now)
+    return run.id
+
+
+def _probe_row(request: ProbeRequest, outcome: ProbeOutcome, now: datetime) -> ProbeRow:
+    return ProbeRow(
+        id=uuid4().hex,
+        kind=request.kind,
+        request_json=request.to_json(),
+        wall_s=outcome.wall_s,
+        gpu_s=outcome.gpu_s,
+        setup_s=outcome.setup_s,
+        log_path=outcome.log_path,
+        finished_at=now,
+        **rows.failure_columns(outcome.failure),
+    )
 
 
 def _reading_row(

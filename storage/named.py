@@ -62,7 +62,7 @@ class NamedStore(SessionStore):
         values = {name: getattr(fingerprint, name) for name in plain}
         values |= {"key": fingerprint.key, "spec_json": fingerprint.to_json(), "stored_at": datetime.now(UTC)}
         with self.writing() as session:
-            session.execute(_insert(session)(FingerprintRow).values(values).on_conflict_do_nothing())
+            session.execute(insert(session)(FingerprintRow).values(values).on_conflict_do_nothing())
         return fingerprint.key
 
     def fingerprint(self, key: str) -> Fingerprint:
@@ -74,10 +74,10 @@ class NamedStore(SessionStore):
 def _put(session: Session, table: type[ModelRow] | type[ClusterRow], spec: ModelSpec | ClusterSpec) -> None:
     """Inserts or replaces in one statement: two processes may store the same name at once."""
     changing = {"key": spec.key, "spec_json": spec.to_json(), "stored_at": datetime.now(UTC)}
-    new = _insert(session)(table).values(name=spec.name, **changing)
+    new = insert(session)(table).values(name=spec.name, **changing)
     session.execute(new.on_conflict_do_update(index_elements=["name"], set_=changing))
 
 
-def _insert(session: Session) -> Callable[..., postgresql.Insert | sqlite.Insert]:
+def insert(session: Session) -> Callable[..., postgresql.Insert | sqlite.Insert]:
     """INSERT with ON CONFLICT, which both databases write alike but SQLAlchemy keeps by dialect."""
     return postgresql.insert if session.get_bind().dialect.name == "postgresql" else sqlite.insert

@@ -68,6 +68,7 @@ def tuning_row(tuning: Tuning) -> TuningRow:
         seed=tuning.seed,
         cold=tuning.cold,
         sampler=tuning.sampler.value,
+        history=tuning.history,
         pool=tuning.pool,
         principal=tuning.principal,
         created_at=tuning.created_at,
@@ -89,9 +90,9 @@ def tuning_progress(tuning: Tuning) -> dict[str, Any]:
 
 def tuning_of(row: TuningRow) -> Tuning:
     """The tuning of a row."""
-    plain = ("id", "seed", "cold", "pool", "principal", "message", "stop_reason", "owner", "gpu_s_spent")
+    plain = ("id", "seed", "cold", "history", "pool", "principal", "message", "stop_reason", "owner", "gpu_s_spent")
     return Tuning(
-        **_values(row, (*plain, "created_at", "updated_at")),
+        **values(row, (*plain, "created_at", "updated_at")),
         model=ModelSpec.from_json(row.model_json),
         cluster=ClusterSpec.from_json(row.cluster_json),
         workload=Workload.from_json(row.workload_json),
@@ -122,7 +123,7 @@ def trial_of(row: TrialRow) -> Trial:
     """The trial of a row, with its reading."""
     plain = ("id", "tuning_id", "number", "gpu_s", "setup_s", "owner", "started_at", "finished_at")
     return Trial(
-        **_values(row, plain),
+        **values(row, plain),
         plan=Plan.from_json(row.plan_json),
         state=TrialState(row.state),
         estimate=Estimate.from_json(row.estimate_json) if row.estimate_json else None,
@@ -162,7 +163,7 @@ def step_row(reading: StepReading, **keys: str | None) -> StepRow:
     low, high = reading.interval_tokens_per_s_per_gpu
     return StepRow(
         **keys,
-        **_values(reading, STEP_COLUMNS),
+        **values(reading, STEP_COLUMNS),
         interval_low_tokens_per_s_per_gpu=low,
         interval_high_tokens_per_s_per_gpu=high,
         repeats=len(reading.step_times_s),
@@ -181,11 +182,11 @@ def step_of(row: StepRow) -> StepReading:
         field: tuple(sample.value for sample in row.samples if sample.series == name) for name, field in SERIES.items()
     }
     return StepReading(
-        **_values(row, STEP_COLUMNS),
+        **values(row, STEP_COLUMNS),
         **series,
         interval_tokens_per_s_per_gpu=(row.interval_low_tokens_per_s_per_gpu, row.interval_high_tokens_per_s_per_gpu),
         ranks=tuple(
-            RankReading(**_values(rank, RANK_COLUMNS), comm_s_by_op={time.op: time.time_s for time in rank.comm_times})
+            RankReading(**values(rank, RANK_COLUMNS), comm_s_by_op={time.op: time.time_s for time in rank.comm_times})
             for rank in row.ranks
         ),
     )
@@ -193,7 +194,7 @@ def step_of(row: StepRow) -> StepReading:
 
 def _rank_row(reading: RankReading) -> RankRow:
     times = [RankCommRow(op=op, time_s=time_s) for op, time_s in reading.comm_s_by_op.items()]
-    return RankRow(**_values(reading, RANK_COLUMNS), comm_times=times)
+    return RankRow(**values(reading, RANK_COLUMNS), comm_times=times)
 
 
 def collective_row(reading: CollectiveReading, **keys: str) -> CollectiveRow:
@@ -203,7 +204,7 @@ def collective_row(reading: CollectiveReading, **keys: str) -> CollectiveRow:
 
 def collective_of(row: CollectiveRow) -> CollectiveReading:
     """The collective reading of a row."""
-    return CollectiveReading(**_values(row, CollectiveReading.model_fields) | {"op": CollectiveOp(row.op)})
+    return CollectiveReading(**values(row, CollectiveReading.model_fields) | {"op": CollectiveOp(row.op)})
 
 
 def layer_row(reading: LayerReading, **keys: str) -> LayerRow:
@@ -214,14 +215,14 @@ def layer_row(reading: LayerReading, **keys: str) -> LayerRow:
 def layer_of(row: LayerRow) -> LayerReading:
     """The layer reading of a row."""
     enums = {"part": LayerPart(row.part), "recompute": Recompute(row.recompute)}
-    return LayerReading(**_values(row, LayerReading.model_fields) | enums)
+    return LayerReading(**values(row, LayerReading.model_fields) | enums)
 
 
 def profile_row(profile: Profile) -> ProfileRow:
     """The row of a new version of a profile, without its moment."""
     scalars = ("step_scale", "step_scale_trials", "step_overhead_s", "memory_overhead_bytes", "memory_scale")
     return ProfileRow(
-        **_values(profile, ("cluster_key", *scalars)),
+        **values(profile, ("cluster_key", *scalars)),
         fingerprint_key=profile.fingerprint_key or None,
         compute_flops_per_s=profile.compute and profile.compute.flops_per_s,
         compute_launch_s=profile.compute and profile.compute.launch_s,
@@ -229,5 +230,6 @@ def profile_row(profile: Profile) -> ProfileRow:
     )
 
 
-def _values(source: object, names: Iterable[str]) -> dict[str, Any]:
+def values(source: object, names: Iterable[str]) -> dict[str, Any]:
+    """The attributes of those names."""
     return {name: getattr(source, name) for name in names}

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from datetime import datetime
 from types import TracebackType
-from typing import Self
+from typing import Self, TypeVar
 
 from sqlalchemy import Engine, select
 from sqlalchemy.exc import IntegrityError
@@ -18,6 +18,22 @@ from storage.faults import translated
 from storage.tables import FingerprintRow, TuningRow
 
 NAMES_SHOWN = 20
+TRIES = 20
+Result = TypeVar("Result")
+
+
+class RacedError(StoreConflictError):
+    """Another transaction came in between: the whole of this one is to be tried again."""
+
+
+def again(work: Callable[[], Result]) -> Result:
+    """Does a transaction until nobody comes in between, which is the second time at the latest in all but a storm."""
+    for _ in range(TRIES - 1):
+        try:
+            return work()
+        except RacedError:
+            continue
+    return work()
 
 
 class SessionStore:
@@ -60,12 +76,12 @@ class SessionStore:
         return self._location.url.render_as_string(hide_password=False)
 
 
-def flush_new(session: Session, conflict: str) -> None:
-    """Sends new rows. Raises StoreConflictError with that message if one of them exists."""
+def flush_new(session: Session, conflict: str, error: type[StoreConflictError] = StoreConflictError) -> None:
+    """Sends new rows. Raises that error with that message if one of them exists."""
     try:
         session.flush()
-    except IntegrityError as error:
-        raise StoreConflictError(conflict) from error
+    except IntegrityError as cause:
+        raise error(conflict) from cause
 
 
 def fingerprint_row(session: Session, key: str) -> FingerprintRow:
@@ -82,6 +98,17 @@ def tuning_row(session: Session, tuning_id: str) -> TuningRow:
     if row is None:
         raise UnknownNameError("tuning", tuning_id, _newest(session, TuningRow.id, TuningRow.created_at))
     return row
+
+
+def locked_tuning(session: Session, tuning_id: str) -> TuningRow:
+    """The tuning, locked until the transaction ends. Raises UnknownNameError.
+
+    Whoever locks several rows does it in this order, so that nobody waits in a circle: jobs by id, nodes by name, the
+    counter, the tuning, its trials.
+    """
+    query = select(TuningRow).where(TuningRow.id == tuning_id).with_for_update(key_share=True)
+    row = session.scalar(query.execution_options(populate_existing=True))
+    return tuning_row(session, tuning_id) if row is None else row
 
 
 def _newest(session: Session, name: InstrumentedAttribute[str], moment: InstrumentedAttribute[datetime]) -> list[str]:

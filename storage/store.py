@@ -1,11 +1,11 @@
-"""SqlStore, the Store of autotune.tuning.ports over SQLite or PostgreSQL, and the way to open one."""
+"""SqlStore, the Store and FleetStore of autotune.tuning over SQLite or PostgreSQL, and the way to open one."""
 
 from __future__ import annotations
 
-import storage.fleet_tables
-import storage.summary_tables  # noqa: F401  (their tables belong to the schema)
+import storage.summary_tables  # noqa: F401  (its tables belong to the schema)
 from storage.engine import build_engine, locate
 from storage.faults import translated
+from storage.fleet import FleetTablesStore
 from storage.imports import ImportStore
 from storage.knowledge import KnowledgeStore
 from storage.measurements import MeasurementStore
@@ -14,7 +14,7 @@ from storage.schema import bring_up_to_date, require_current
 from storage.tunings import TuningStore
 
 
-class SqlStore(NamedStore, TuningStore, MeasurementStore, ImportStore, KnowledgeStore):
+class SqlStore(NamedStore, TuningStore, MeasurementStore, ImportStore, KnowledgeStore, FleetTablesStore):
     """Keeps everything in one database. Get one from `open_store`."""
 
 

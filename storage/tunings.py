@@ -3,15 +3,28 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from datetime import UTC, datetime
+from datetime import datetime
 
 from sqlalchemy import func, select, update
 from sqlalchemy.orm import Session
 
 from autotune.errors import StoreConflictError, UnknownNameError
-from autotune.specs import ClusterSpec, Failure, ModelSpec, StepReading, Trial, TrialState, Tuning, Workload
+from autotune.specs import (
+    ClusterSpec,
+    EventKind,
+    Failure,
+    ModelSpec,
+    StepReading,
+    Trial,
+    TrialState,
+    Tuning,
+    TuningState,
+    Workload,
+)
 from storage import rows
-from storage.session import NAMES_SHOWN, SessionStore, fingerprint_row, flush_new, tuning_row
+from storage.clock import database_now
+from storage.events import add_event, state_data, trial_data
+from storage.session import NAMES_SHOWN, SessionStore, fingerprint_row, flush_new, locked_tuning, tuning_row
 from storage.tables import StepRow, TrialRow, TuningRow
 
 SHORTEST_PREFIX = 4
@@ -23,8 +36,10 @@ class TuningStore(SessionStore):
     def create_tuning(self, tuning: Tuning) -> None:
         """Stores a new tuning. Raises StoreConflictError if the id exists."""
         with self.writing() as session:
-            session.add(rows.tuning_row(tuning))
+            row = rows.tuning_row(tuning)
+            session.add(row)
             flush_new(session, f"tuning {tuning.id!r} exists already")
+            add_event(session, tuning.id, EventKind.STATE, state_data(row), database_now(session))
 
     def tuning(self, tuning_id: str) -> Tuning:
         """The tuning of that id (a unique prefix of at least 4 characters will do)."""
@@ -53,27 +68,27 @@ class TuningStore(SessionStore):
 
         GPU-seconds are added by `finish_trial` and `save_probe` alone, so that a stale record cannot take any back.
 
-        With `expected_owner`, raises StoreConflictError unless the stored owner still is that one.
+        With `expected_owner`, raises StoreConflictError unless the stored owner still is that one. It raises as well
+        where the state of a fleet's tuning has ended and would change: somebody cancelled it meanwhile.
         """
-        change = update(TuningRow).where(TuningRow.id == tuning.id)
-        if expected_owner is not None:
-            change = change.where(TuningRow.owner == expected_owner)
         with self.writing() as session:
-            if session.execute(change.values(rows.tuning_progress(tuning)).returning(TuningRow.id)).first():
-                return
-            owner = tuning_row(session, tuning.id).owner
-            raise StoreConflictError(f"tuning {tuning.id!r} is owned by {owner!r}, not by {expected_owner!r}")
+            row = locked_tuning(session, tuning.id)
+            if expected_owner is not None and row.owner != expected_owner:
+                raise StoreConflictError(f"tuning {tuning.id!r} is owned by {row.owner!r}, not by {expected_owner!r}")
+            if row.pool and TuningState(row.state).ended and row.state != tuning.state.value:
+                raise StoreConflictError(f"tuning {tuning.id!r} has ended already: it is {row.state}")
+            told = (row.state, row.message)
+            for name, value in rows.tuning_progress(tuning).items():
+                setattr(row, name, value)
+            session.flush()
+            if told != (row.state, row.message):
+                add_event(session, tuning.id, EventKind.STATE, state_data(row), database_now(session))
 
     def start_trial(self, trial: Trial) -> None:
         """Stores a RUNNING trial before it runs. (tuning_id, number) is unique."""
-        if trial.state is not TrialState.RUNNING:
-            raise StoreConflictError(f"trial {trial.id!r} starts as {trial.state.value}; it must be running")
         with self.writing() as session:
-            tuning_row(session, trial.tuning_id)
-            if trial.fingerprint_key:
-                fingerprint_row(session, trial.fingerprint_key)
-            session.add(rows.trial_row(trial))
-            flush_new(session, f"trial {trial.id!r} or number {trial.number} of its tuning exists already")
+            locked_tuning(session, trial.tuning_id)
+            add_trial(session, trial)
 
     def finish_trial(
         self,
@@ -88,29 +103,16 @@ class TuningStore(SessionStore):
         """Ends a RUNNING trial: complete or pruned with a reading, failed with a failure; adds its GPU-seconds to
         its tuning. Raises StoreConflictError if it has ended already: a result is never overwritten.
         """
-        now = datetime.now(UTC)
-        values = {
-            "state": _end_state(reading, failure).value,
-            "gpu_s": outcome_gpu_s,
-            "setup_s": setup_s,
-            "fingerprint_key": fingerprint_key or None,
-            "finished_at": now,
-            **rows.failure_columns(failure),
-        }
-        ending = update(TrialRow).where(TrialRow.id == trial_id, TrialRow.state == TrialState.RUNNING.value)
         with self.writing() as session:
-            if fingerprint_key or reading is not None:
-                fingerprint_row(session, fingerprint_key)
-            tuning_id = session.scalar(ending.values(values).returning(TrialRow.tuning_id))
-            if tuning_id is None:
-                raise _cannot_end(session, trial_id)
-            spend(session, tuning_id, outcome_gpu_s, now)
-            if reading is not None:
-                cluster_key = tuning_row(session, tuning_id).cluster_key
-                keys = {"cluster_key": cluster_key, "fingerprint_key": fingerprint_key}
-                session.add(rows.step_row(reading, trial_id=trial_id, **keys))
-                session.flush()
-            return rows.trial_of(session.get_one(TrialRow, trial_id))
+            return end_trial(
+                session,
+                trial_id,
+                reading=reading,
+                failure=failure,
+                gpu_s=outcome_gpu_s,
+                setup_s=setup_s,
+                fingerprint_key=fingerprint_key,
+            )
 
     def trials(self, tuning_id: str) -> Sequence[Trial]:
         """The tuning's trials by number."""
@@ -138,10 +140,66 @@ class TuningStore(SessionStore):
             return [rows.trial_of(row) for row in session.scalars(query)]
 
 
-def spend(session: Session, tuning_id: str, gpu_s: float, now: datetime) -> None:
-    """Adds GPU-seconds to a tuning, within the transaction that stores what they bought."""
-    change = update(TuningRow).where(TuningRow.id == tuning_id)
-    session.execute(change.values(gpu_s_spent=TuningRow.gpu_s_spent + gpu_s, updated_at=now))
+def add_trial(session: Session, trial: Trial) -> None:
+    """Stores a RUNNING trial of a tuning that the caller has locked. Raises StoreConflictError."""
+    if trial.state is not TrialState.RUNNING:
+        raise StoreConflictError(f"trial {trial.id!r} starts as {trial.state.value}; it must be running")
+    if trial.fingerprint_key:
+        fingerprint_row(session, trial.fingerprint_key)
+    session.add(rows.trial_row(trial))
+    flush_new(session, f"trial {trial.id!r} or number {trial.number} of its tuning exists already")
+    add_event(session, trial.tuning_id, EventKind.TRIAL_STARTED, trial_data(trial), database_now(session))
+
+
+def end_trial(
+    session: Session,
+    trial_id: str,
+    *,
+    reading: StepReading | None,
+    failure: Failure | None,
+    gpu_s: float,
+    setup_s: float,
+    fingerprint_key: str,
+) -> Trial:
+    """Ends a trial as `Store.finish_trial` says: the one way in which a trial ends."""
+    state = _end_state(reading, failure)
+    if fingerprint_key or reading is not None:
+        fingerprint_row(session, fingerprint_key)
+    tuning = locked_tuning(session, _tuning_of(session, trial_id))
+    now = database_now(session)
+    ending = update(TrialRow).where(TrialRow.id == trial_id, TrialRow.state == TrialState.RUNNING.value)
+    columns = {
+        "state": state.value,
+        "gpu_s": gpu_s,
+        "setup_s": setup_s,
+        "fingerprint_key": fingerprint_key or None,
+        "finished_at": now,
+        **rows.failure_columns(failure),
+    }
+    if session.scalar(ending.values(columns).returning(TrialRow.id)) is None:
+        found = session.scalar(select(TrialRow.state).where(TrialRow.id == trial_id))
+        raise StoreConflictError(f"trial {trial_id!r} has ended already: it is {found}")
+    spend(tuning, gpu_s, now)
+    if reading is not None:
+        keys = {"cluster_key": tuning.cluster_key, "fingerprint_key": fingerprint_key}
+        session.add(rows.step_row(reading, trial_id=trial_id, **keys))
+    session.flush()
+    ended = rows.trial_of(session.get_one(TrialRow, trial_id))
+    add_event(session, tuning.id, EventKind.TRIAL_ENDED, trial_data(ended), now)
+    return ended
+
+
+def spend(tuning: TuningRow, gpu_s: float, now: datetime) -> None:
+    """Adds GPU-seconds to a locked tuning, within the transaction that stores what they bought."""
+    tuning.gpu_s_spent += gpu_s
+    tuning.updated_at = now
+
+
+def _tuning_of(session: Session, trial_id: str) -> str:
+    tuning_id = session.scalar(select(TrialRow.tuning_id).where(TrialRow.id == trial_id))
+    if tuning_id is None:
+        raise UnknownNameError("trial", trial_id, ())
+    return tuning_id
 
 
 def _end_state(reading: StepReading | None, failure: Failure | None) -> TrialState:
@@ -150,10 +208,3 @@ def _end_state(reading: StepReading | None, failure: Failure | None) -> TrialSta
     if reading is None:
         return TrialState.FAILED
     return TrialState.PRUNED if reading.pruned else TrialState.COMPLETE
-
-
-def _cannot_end(session: Session, trial_id: str) -> StoreConflictError | UnknownNameError:
-    row = session.get(TrialRow, trial_id)
-    if row is None:
-        return UnknownNameError("trial", trial_id, ())
-    return StoreConflictError(f"trial {trial_id!r} has ended already: it is {row.state}")

@@ -1,0 +1,141 @@
+"""Jobs: stored, found and cancelled. storage.leases grants them, storage.endings ends them."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from datetime import datetime, timedelta
+
+from sqlalchemy import or_, select
+from sqlalchemy.orm import Session
+
+from autotune.errors import StoreConflictError, UnknownNameError
+from autotune.specs import Failure, FailureKind, Job, JobState, MemberState, Trial, TrialState, TuningState
+from storage import fleet_rows
+from storage.clock import database_now
+from storage.fleet_tables import JobRow, LeaseRow, MemberRow, NodeRow
+from storage.members import HOLDING, lock_jobs
+from storage.session import SessionStore, flush_new, locked_tuning
+from storage.tables import TrialRow, TuningRow
+from storage.tunings import add_trial, end_trial
+
+
+class JobStore(SessionStore):
+    """Jobs, and what they use."""
+
+    def create_job(self, job: Job, *, trial: Trial | None = None, expected_owner: str | None = None) -> None:
+        """Stores a QUEUED job, together with its new RUNNING trial if one is given.
+
+        With `expected_owner`, raises StoreConflictError unless the tuning is claimed by that owner (nobody else took
+        it, nor was it released), and its state has not ended. Raises StoreConflictError as well if the id exists.
+        """
+        with self.writing() as session:
+            tuning = locked_tuning(session, job.tuning_id) if job.tuning_id is not None else None
+            if expected_owner is not None:
+                _require_claim(job, tuning, expected_owner)
+            if trial is not None:
+                add_trial(session, trial)
+            add_job(session, job)
+
+    def job(self, job_id: str) -> Job:
+        """The job of that id. Raises UnknownNameError."""
+        with self.reading() as session:
+            row = session.get(JobRow, job_id)
+            if row is None:
+                raise UnknownNameError("job", job_id, ())
+            return fleet_rows.job_of(row)
+
+    def jobs(
+        self,
+        *,
+        pool: str | None = None,
+        tuning_id: str | None = None,
+        states: Collection[JobState] | None = None,
+        limit: int = 1000,
+    ) -> Sequence[Job]:
+        """Jobs, oldest first."""
+        query = select(JobRow)
+        if pool is not None:
+            query = query.where(JobRow.pool == pool)
+        if tuning_id is not None:
+            query = query.where(JobRow.tuning_id == tuning_id)
+        if states is not None:
+            query = query.where(JobRow.state.in_([state.value for state in states]))
+        with self.reading() as session:
+            rows = session.scalars(query.order_by(JobRow.created_at, JobRow.id).limit(limit))
+            return [fleet_rows.job_of(row) for row in rows]
+
+    def unsent_members(self, older_than_s: float) -> Sequence[Job]:
+        """GRANTED jobs with a member still LEASED that long after the grant: their message may be lost."""
+        waiting = select(MemberRow).where(MemberRow.job_id == JobRow.id, MemberRow.state == MemberState.LEASED.value)
+        query = select(JobRow).where(JobRow.state == JobState.GRANTED.value, waiting.exists())
+        with self.reading() as session:
+            before = database_now(session) - timedelta(seconds=older_than_s)
+            rows = session.scalars(query.where(JobRow.granted_at <= before).order_by(JobRow.created_at, JobRow.id))
+            return [fleet_rows.job_of(row) for row in rows]
+
+    def leased_nodes(self, pool: str | None = None) -> dict[str, str]:
+        """Node name -> id of the job that holds it."""
+        query = select(LeaseRow.node, LeaseRow.job_id)
+        if pool is not None:
+            query = query.join(NodeRow, NodeRow.name == LeaseRow.node).where(NodeRow.pool == pool)
+        with self.reading() as session:
+            return dict(session.execute(query).tuples().all())
+
+    def gpu_s_by_principal(self, since: datetime) -> dict[str, float]:
+        """GPU-seconds that each principal's jobs used since then: the devices that they held, while they held them."""
+        columns = (JobRow.principal, JobRow.devices, JobRow.granted_at, JobRow.ended_at)
+        query = select(*columns).where(or_(JobRow.ended_at > since, JobRow.state.in_(HOLDING)))
+        used: dict[str, float] = {}
+        with self.reading() as session:
+            rows = session.execute(query).all()
+            now = database_now(session)
+        for principal, devices, granted_at, ended_at in rows:
+            if granted_at is not None:
+                held_s = ((ended_at or now) - max(granted_at, since)).total_seconds()
+                used[principal] = used.get(principal, 0.0) + devices * max(held_s, 0.0)
+        return used
+
+    def cancel_jobs(self, tuning_id: str) -> Sequence[Job]:
+        """Ends the tuning's QUEUED jobs (their trials fail as CANCELLED) and marks its granted ones cancelled.
+
+        Returns the jobs still granted.
+        """
+        going = select(JobRow.id).where(JobRow.tuning_id == tuning_id, JobRow.ended_at.is_(None))
+        with self.writing() as session:
+            rows = lock_jobs(session, session.scalars(going).all())
+            locked_tuning(session, tuning_id)
+            now = database_now(session)
+            for row in rows:
+                row.cancelled = row.cancelled or row.state != JobState.ENDED.value
+                if row.state == JobState.QUEUED.value:
+                    _end_queued(session, row, now)
+            session.flush()
+            return [fleet_rows.job_of(row) for row in rows if row.state == JobState.GRANTED.value]
+
+
+def add_job(session: Session, job: Job) -> None:
+    """Stores a job, QUEUED. Raises StoreConflictError."""
+    session.add(fleet_rows.job_row(job))
+    flush_new(session, f"job {job.id!r} exists already, or its tuning or trial does not")
+
+
+def trial_runs(session: Session, trial_id: str) -> bool:
+    """Whether that trial has not ended."""
+    return session.scalar(select(TrialRow.state).where(TrialRow.id == trial_id)) == TrialState.RUNNING.value
+
+
+def _require_claim(job: Job, tuning: TuningRow | None, owner: str) -> None:
+    if tuning is None:
+        raise StoreConflictError(f"job {job.id!r} has no tuning that {owner!r} could have claimed")
+    if tuning.owner != owner or tuning.claim_expires_at is None:
+        raise StoreConflictError(f"tuning {tuning.id!r} is owned by {tuning.owner!r}, not by {owner!r}")
+    if TuningState(tuning.state).ended:
+        raise StoreConflictError(f"tuning {tuning.id!r} has ended already: it is {tuning.state}")
+
+
+def _end_queued(session: Session, row: JobRow, now: datetime) -> None:
+    failure = Failure(kind=FailureKind.CANCELLED, message="cancelled before it began")
+    row.state, row.ended_at = JobState.ENDED.value, now
+    row.failure_kind, row.message = failure.kind.value, failure.message
+    if row.trial_id is not None and trial_runs(session, row.trial_id):
+        end_trial(session, row.trial_id, reading=None, failure=failure, gpu_s=0.0, setup_s=0.0, fingerprint_key="")

@@ -1,0 +1,53 @@
+"""API keys: who may do what. A secret is never stored, only its hash."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from sqlalchemy import select
+
+from autotune.errors import UnknownNameError
+from autotune.specs import ApiKey, Role
+from storage import fleet_rows
+from storage.clock import database_now
+from storage.fleet_tables import ApiKeyRow
+from storage.session import NAMES_SHOWN, SessionStore, flush_new
+
+
+class KeyStore(SessionStore):
+    """API keys."""
+
+    def create_key(self, key: ApiKey, secret_hash: str) -> None:
+        """Stores a key. Raises StoreConflictError if an unrevoked one of that name exists."""
+        with self.writing() as session:
+            session.add(fleet_rows.key_row(key, secret_hash))
+            flush_new(session, f"an API key named {key.name!r} exists already; revoke it first")
+
+    def key_of(self, secret_hash: str) -> ApiKey | None:
+        """The key with that hash, expired and revoked ones included."""
+        with self.reading() as session:
+            row = session.scalar(select(ApiKeyRow).where(ApiKeyRow.secret_hash == secret_hash))
+            return None if row is None else fleet_rows.key_of(row)
+
+    def keys(self) -> Sequence[ApiKey]:
+        """All keys, oldest first."""
+        with self.reading() as session:
+            rows = session.scalars(select(ApiKeyRow).order_by(ApiKeyRow.created_at, ApiKeyRow.id))
+            return [fleet_rows.key_of(row) for row in rows]
+
+    def revoke_key(self, key_id: str) -> ApiKey:
+        """Revokes a key for good; one revoked before keeps its moment. Raises UnknownNameError."""
+        with self.writing() as session:
+            row = session.scalar(select(ApiKeyRow).where(ApiKeyRow.id == key_id).with_for_update())
+            if row is None:
+                known = session.scalars(select(ApiKeyRow.id).where(ApiKeyRow.revoked_at.is_(None)).limit(NAMES_SHOWN))
+                raise UnknownNameError("API key", key_id, known)
+            row.revoked_at = row.revoked_at or database_now(session)
+            session.flush()
+            return fleet_rows.key_of(row)
+
+    def has_role(self, role: Role) -> bool:
+        """Whether an unrevoked key with that role exists."""
+        query = select(ApiKeyRow.id).where(ApiKeyRow.role == role.value, ApiKeyRow.revoked_at.is_(None))
+        with self.reading() as session:
+            return session.scalar(query.limit(1)) is not None

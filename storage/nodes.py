@@ -1,0 +1,141 @@
+"""Nodes: who registered, who is alive, whom we trust, and what they did."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Sequence
+
+from sqlalchemy import or_, select, update
+from sqlalchemy.orm import Session
+
+from autotune.errors import UnknownNameError
+from autotune.specs import Node, NodeIncident, NodeState
+from storage import fleet_rows
+from storage.clock import database_now
+from storage.fleet_tables import IncidentRow, LeaseRow, NodeRow
+from storage.members import lock_jobs, lose_members
+from storage.session import NAMES_SHOWN, RacedError, SessionStore, again, flush_new
+
+
+class NodeStore(SessionStore):
+    """Nodes and their incidents."""
+
+    def register_node(self, node: Node) -> Node:
+        """Stores a node and evicts an older session of its name: its leases are lost and its warm world forgotten.
+
+        The members that the older session ran are LOST at once. State, reason and failures of a known node stay.
+        """
+        return again(lambda: self._register(node))
+
+    def nodes(self, pool: str | None = None) -> Sequence[Node]:
+        """Nodes by name."""
+        query = select(NodeRow) if pool is None else select(NodeRow).where(NodeRow.pool == pool)
+        with self.reading() as session:
+            found = [fleet_rows.node_of(row) for row in session.scalars(query)]
+        return sorted(found, key=lambda node: node.name)
+
+    def node(self, name: str) -> Node:
+        """The node of that name. Raises UnknownNameError."""
+        with self.reading() as session:
+            return fleet_rows.node_of(session.get(NodeRow, name) or _unknown(session, name))
+
+    def beat_node(self, name: str, session: str) -> bool:
+        """Renews the heartbeat; False if the session is not the node's any more."""
+        with self.writing() as transaction:
+            return beat(transaction, name, session)
+
+    def set_node_state(self, name: str, state: NodeState, reason: str) -> None:
+        """Quarantines or releases a node; a release sets its failures to zero. Raises UnknownNameError."""
+        with self.writing() as session:
+            row = _locked(session, name)
+            row.state, row.reason = state.value, reason
+            if state is NodeState.READY:
+                row.failures = 0
+
+    def blame_node(self, incident: NodeIncident, *, quarantine_at: int) -> Node:
+        """Records an incident, adds one to the failures, and quarantines at that many. Returns the node."""
+        with self.writing() as session:
+            row = _locked(session, incident.node)
+            session.add(IncidentRow(**incident.model_dump()))
+            row.failures += 1
+            if row.failures >= quarantine_at and row.state != NodeState.QUARANTINED:
+                row.state, row.reason = NodeState.QUARANTINED.value, incident.message
+            session.flush()
+            return fleet_rows.node_of(row)
+
+    def clear_blame(self, names: Collection[str]) -> None:
+        """Sets the failures of nodes to zero: a job on them went well."""
+        blamed = select(NodeRow).where(NodeRow.name.in_(names), NodeRow.failures > 0).order_by(NodeRow.name)
+        with self.writing() as session:
+            for row in session.scalars(blamed.with_for_update(key_share=True)):
+                row.failures = 0
+
+    def incidents(self, node: str | None = None, limit: int = 50) -> Sequence[NodeIncident]:
+        """The newest incidents, newest first."""
+        query = select(IncidentRow) if node is None else select(IncidentRow).where(IncidentRow.node == node)
+        names = NodeIncident.model_fields
+        with self.reading() as session:
+            rows = session.scalars(query.order_by(IncidentRow.id.desc()).limit(limit))
+            return [NodeIncident(**{name: getattr(row, name) for name in names}) for row in rows]
+
+    def _register(self, node: Node) -> Node:
+        with self.writing() as session:
+            held = _holder(session, node.name)
+            jobs = lock_jobs(session, [held]) if held else []
+            locked = lock_gang(session, [node.name])
+            row = next((row for row in locked if row.name == node.name), None)
+            if row is None:
+                row = _new_row(session, node)
+            elif row.session != node.session:
+                if _holder(session, node.name) != held:
+                    raise RacedError(f"node {node.name!r} is being given away all the time")
+                forget_worlds(locked, {row.world_id})
+                lose_members(jobs, [node.name])
+            for name, value in fleet_rows.inventory_columns(node).items():
+                setattr(row, name, value)
+            row.registered_at = row.heartbeat_at = database_now(session)
+            session.flush()
+            return fleet_rows.node_of(row)
+
+
+def lock_gang(session: Session, names: Collection[str]) -> list[NodeRow]:
+    """Those of the nodes that there are, and the nodes that share a warm world with one; locked, by name."""
+    worlds = select(NodeRow.world_id).where(NodeRow.name.in_(names), NodeRow.world_id != "")
+    query = select(NodeRow).where(or_(NodeRow.name.in_(names), NodeRow.world_id.in_(worlds))).order_by(NodeRow.name)
+    locked = query.with_for_update(key_share=True).execution_options(populate_existing=True)
+    return list(session.scalars(locked))
+
+
+def forget_worlds(gang: Iterable[NodeRow], world_ids: Collection[str]) -> None:
+    """Those that hold one of the worlds forget it: a world that lost a node is of use to nobody."""
+    for row in gang:
+        if row.world_id in world_ids:
+            row.world_id = ""
+
+
+def beat(session: Session, name: str, of: str) -> bool:
+    """Renews a node's heartbeat if `of` is its session; says whether it is."""
+    ours = update(NodeRow).where(NodeRow.name == name, NodeRow.session == of)
+    changed = session.execute(ours.values(heartbeat_at=database_now(session)).returning(NodeRow.name))
+    return changed.first() is not None
+
+
+def _holder(session: Session, node: str) -> str | None:
+    return session.scalar(select(LeaseRow.job_id).where(LeaseRow.node == node))
+
+
+def _new_row(session: Session, node: Node) -> NodeRow:
+    now = database_now(session)
+    row = NodeRow(name=node.name, **fleet_rows.inventory_columns(node), registered_at=now, heartbeat_at=now)
+    row.state, row.reason, row.failures, row.world_id = node.state.value, node.reason, node.failures, node.world_id
+    session.add(row)
+    flush_new(session, f"node {node.name!r} is being registered by somebody else", RacedError)
+    return row
+
+
+def _locked(session: Session, name: str) -> NodeRow:
+    row = session.scalar(select(NodeRow).where(NodeRow.name == name).with_for_update(key_share=True))
+    return row or _unknown(session, name)
+
+
+def _unknown(session: Session, name: str) -> NodeRow:
+    raise UnknownNameError("node", name, session.scalars(select(NodeRow.name).limit(NAMES_SHOWN)))
