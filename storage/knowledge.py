@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from datetime import UTC, datetime
 from typing import Any
 
-from sqlalchemy import ColumnElement, Select, insert, select, update
+from sqlalchemy import ColumnElement, Row, Select, insert, select, update
 from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.orm import Session, aliased
 
@@ -42,8 +42,12 @@ class KnowledgeStore(SessionStore):
         now = datetime.now(UTC)
         with self.writing() as session:
             values = best_values(entry) | _documents(session, entry)
+            # Whoever stores an entry of this model waits here for the one before, and then sees it.
+            session.execute(
+                select(DocumentRow.digest).where(DocumentRow.digest == values["model_digest"]).with_for_update()
+            )
             same = [getattr(BestRow, name) == values[name] for name in QUESTION]
-            current = session.scalar(select(BestRow).where(*same, BestRow.superseded_at.is_(None)).with_for_update())
+            current = session.scalar(select(BestRow).where(*same, BestRow.superseded_at.is_(None)))
             if current is not None and _equal(current, values):
                 return self._entry(session, current.id)
             if current is not None:
@@ -70,7 +74,7 @@ class KnowledgeStore(SessionStore):
             .order_by(BestRow.measured_at.desc(), BestRow.id.desc())
         )
         with self.reading() as session:
-            return [_entry_of(row.tuple()) for row in session.execute(query)]
+            return [_entry_of(row) for row in session.execute(query)]
 
     def best_near(
         self, model: ModelSpec, parameters: float, cluster: ClusterSpec, workload: Workload, *, limit: int = 40
@@ -109,7 +113,7 @@ class KnowledgeStore(SessionStore):
         if before is not None:
             query = query.where(BestRow.id < before)
         with self.reading() as session:
-            return [_entry_of(row.tuple()) for row in session.execute(query.order_by(BestRow.id.desc()).limit(limit))]
+            return [_entry_of(row) for row in session.execute(query.order_by(BestRow.id.desc()).limit(limit))]
 
     def newest_fingerprint(self, cluster_key: str) -> Fingerprint | None:
         """The environment of the newest measurement on that cluster."""
@@ -138,7 +142,7 @@ class KnowledgeStore(SessionStore):
         row = session.execute(_whole().where(BestRow.id == entry_id)).first()
         if row is None:
             raise UnknownNameError("best-known entry", str(entry_id), ())
-        return _entry_of(row.tuple())
+        return _entry_of(row)
 
 
 def _around(
@@ -161,7 +165,7 @@ def _whole() -> Select[BestRow, str, str, str]:
     )
 
 
-def _entry_of(found: tuple[BestRow, str, str, str]) -> BestEntry:
+def _entry_of(found: Row[BestRow, str, str, str]) -> BestEntry:
     row, model, cluster, workload = found
     return BestEntry(
         **{name: getattr(row, name) for name in PLAIN},
