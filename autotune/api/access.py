@@ -1,0 +1,141 @@
+"""The gate: who asks (bearer keys), what he may do (roles), and how often (rate limit).
+
+Without any key an API that only this machine can reach takes every request as the principal `local`, an admin:
+whoever can send it could as well use the command line on the same database. That ends for good with the first key,
+also if it is revoked later.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from ipaddress import ip_address
+
+from limits import RateLimitItem, parse
+from limits.storage import MemoryStorage
+from limits.strategies import FixedWindowRateLimiter
+from starlette.concurrency import run_in_threadpool
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+
+from autotune.errors import InputError
+from autotune.specs import ApiKey, Role
+from autotune.tuning.fleet_ports import FleetStore
+from autotune.tuning.keys import hash_of, refusal
+
+LOCAL = "local"
+TRUST_S = 2.0
+"""How long a key that was good is taken without asking the database: so long may a revoked one still work."""
+
+MOST_TRUSTED = 1000
+CHALLENGE = {"WWW-Authenticate": 'Bearer realm="autotune"'}
+FORWARDING = ("forwarded", "x-forwarded-for", "x-real-ip", "via")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Principal:
+    """Who asks: the name of a key, or `local`."""
+
+    name: str
+    role: Role
+
+
+class Gate:
+    """Lets requests in.
+
+    Args:
+        store: has the keys.
+        open_locally: the API is bound to loopback, and needs no key as long as there is none.
+        rate: requests of one principal, as `limits` writes it: "3000/minute".
+    """
+
+    def __init__(self, store: FleetStore, *, open_locally: bool, rate: str) -> None:
+        self._store, self._open_locally = store, open_locally
+        self._rate, self._limiter = read_rate(rate), FixedWindowRateLimiter(MemoryStorage())
+        self._trusted: dict[str, tuple[ApiKey, float]] = {}
+        self._keyless_until = 0.0
+
+    async def admit(self, request: Request, role: Role) -> Principal:
+        """The principal of a request. Raises HTTPException 401, 403 or 429."""
+        try:
+            principal = await self._principal(request)
+        except HTTPException:
+            self._count(f"address {request.client.host if request.client else 'none'}")
+            raise
+        self._count(f"principal {principal.name}")
+        if not principal.role.includes(role):
+            raise HTTPException(
+                403, f"this needs the role {role.value}, and {principal.name} has {principal.role.value}"
+            )
+        return principal
+
+    def forget(self) -> None:
+        """Asks the database again for every key: one was made or revoked here."""
+        self._trusted.clear()
+        self._keyless_until = 0.0
+
+    async def _principal(self, request: Request) -> Principal:
+        header = request.headers.get("authorization")
+        if header is None:
+            if self._open_locally and _is_direct(request) and await self._keyless():
+                return Principal(name=LOCAL, role=Role.ADMIN)
+            raise HTTPException(401, "an API key is needed: Authorization: Bearer KEY", CHALLENGE)
+        scheme, _, secret = header.partition(" ")
+        if scheme.lower() != "bearer" or not secret.strip():
+            raise HTTPException(401, "give the API key as Authorization: Bearer KEY", CHALLENGE)
+        key = await self._key(hash_of(secret.strip()))
+        reason = refusal(key, datetime.now(UTC))
+        if key is None or reason:
+            raise HTTPException(
+                401, reason, {"WWW-Authenticate": CHALLENGE["WWW-Authenticate"] + ', error="invalid_token"'}
+            )
+        return Principal(name=key.name, role=key.role)
+
+    async def _key(self, secret_hash: str) -> ApiKey | None:
+        key, until = self._trusted.get(secret_hash, (None, 0.0))
+        if key is not None and time.monotonic() < until:
+            return key
+        key = await run_in_threadpool(self._store.key_of, secret_hash)
+        if key is not None:
+            if len(self._trusted) >= MOST_TRUSTED:
+                self._trusted.clear()
+            self._trusted[secret_hash] = (key, time.monotonic() + TRUST_S)
+        return key
+
+    async def _keyless(self) -> bool:
+        if time.monotonic() >= self._keyless_until and not await run_in_threadpool(self._store.keys):
+            self._keyless_until = time.monotonic() + TRUST_S
+        return time.monotonic() < self._keyless_until
+
+    def _count(self, who: str) -> None:
+        if not self._limiter.hit(self._rate, who):
+            wait_s = max(1, math.ceil(self._limiter.get_window_stats(self._rate, who).reset_time - time.time()))
+            raise HTTPException(429, f"more than {self._rate}: wait {wait_s} s", {"Retry-After": str(wait_s)})
+
+
+def read_rate(text: str) -> RateLimitItem:
+    """A rate like 3000/minute. Raises InputError."""
+    try:
+        return parse(text)
+    except ValueError:
+        raise InputError("--rate-limit", text, "write it as 3000/minute or 50/second") from None
+
+
+def is_loopback(host: str) -> bool:
+    """Whether a name or address is this machine's own."""
+    try:
+        return ip_address(host.strip("[]")).is_loopback
+    except ValueError:
+        return host.lower() == "localhost"
+
+
+def _is_direct(request: Request) -> bool:
+    """Whether a program of this machine asks, for itself.
+
+    A proxy on this machine would bring in the world; a page whose name was rebound to 127.0.0.1 shows in Host.
+    """
+    client, host = request.client, request.url.hostname
+    direct = client is not None and is_loopback(client.host) and host is not None and is_loopback(host)
+    return direct and not any(name in request.headers for name in FORWARDING)

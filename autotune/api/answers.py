@@ -1,0 +1,292 @@
+"""The shapes of answers, for the OpenAPI document; and the response that carries them.
+
+Handlers answer with plain data that the service's reports made, so that the API and `--json` of the command line say
+the same. Tests compare every answer with its shape.
+"""
+
+from __future__ import annotations
+
+import json
+from datetime import datetime
+from typing import Any, Literal
+
+from starlette.responses import JSONResponse
+
+from autotune.specs import (
+    ApiKey,
+    ClusterSpec,
+    Estimate,
+    Failure,
+    Fingerprint,
+    Job,
+    ModelSpec,
+    Node,
+    NodeIncident,
+    NodeState,
+    Plan,
+    SamplerName,
+    Spec,
+    TrialState,
+    Tuning,
+    TuningState,
+    Workload,
+)
+
+
+class Json(JSONResponse):
+    """JSON in ASCII; numbers that are not finite are a bug and raise ValueError."""
+
+    def render(self, content: Any) -> bytes:
+        """Content as bytes."""
+        return json.dumps(content, allow_nan=False, separators=(",", ":")).encode()
+
+
+class Problem(Spec):
+    """An error (RFC 9457). `what`, `value` and `allowed` say which value cannot be used and what would be accepted."""
+
+    type: str
+    title: str
+    status: int
+    detail: str
+    what: str | None = None
+    value: str | int | float | bool | None = None
+    allowed: str | None = None
+    misses: list[dict[str, Any]] | None = None
+
+
+class TuningRow(Spec):
+    """A tuning in a list: `plan` is the best so far, `trials` how many were started."""
+
+    tuning: str
+    created_at: datetime
+    model: str
+    cluster: str
+    state: TuningState
+    message: str
+    trials: int
+    gpu_s_spent: float
+    plan: Plan | None
+    tokens_per_s_per_gpu: float | None
+    pool: str
+    principal: str
+
+
+class TuningPage(Spec):
+    """Tunings, newest first."""
+
+    tunings: list[TuningRow]
+    next: str | None
+
+
+class Submitted(Spec):
+    """What became of a request. `created` is false where it joined a tuning that asks for the same."""
+
+    tuning: str
+    created: bool
+    state: TuningState
+    message: str
+    request: Tuning
+
+
+class BestPlan(Spec):
+    """The winner: medians over its repeats, the worst peak of memory."""
+
+    plan: Plan
+    tokens_per_s_per_gpu: float
+    t_comm_s: float | None
+    t_comm_exposed_s: float | None
+    t_calc_s: float | None
+    mu: float | None
+    mfu: float | None
+    step_time_s: float | None
+    peak_memory_bytes: float
+    memory_source: str
+    repeats: int
+    interval: list[float]
+    too_close_to_call: list[Plan]
+    preferred_because: str | None
+    why: list[str]
+
+
+class TrialRow(Spec):
+    """One plan that was really run: measured beside estimated."""
+
+    number: int
+    plan: Plan
+    state: TrialState
+    failure: Failure | None
+    tokens_per_s_per_gpu: float | None
+    interval: list[float] | None
+    step_time_s: float | None
+    t_calc_s: float | None
+    t_comm_s: float | None
+    t_comm_exposed_s: float | None
+    mu: float | None
+    peak_allocated_bytes: int | None
+    peak_reserved_bytes: int | None
+    estimate: Estimate | None
+    gpu_s: float
+    setup_s: float
+    fingerprint: str
+
+
+class TrialPage(Spec):
+    """Trials by number."""
+
+    trials: list[TrialRow]
+    next: str | None
+
+
+class TuningAnswer(Spec):
+    """A tuning, its trials, its best plan and the explanation, as far as it has come."""
+
+    tuning: str
+    state: TuningState
+    stop_reason: str
+    sampler: SamplerName
+    best: BestPlan | None
+    explanation: dict[str, Any] | None
+    trials: list[TrialRow]
+    gpu_s_spent: float
+    request: Tuning
+
+
+class RunnerUp(Spec):
+    """The second fastest plan."""
+
+    plan: Plan
+    tokens_per_s_per_gpu: float
+    interval: list[float]
+    repeats: int
+
+
+class Launch(Spec):
+    """The plan as arguments of a training framework."""
+
+    target: str
+    argv: list[str]
+    config: str
+    config_name: str
+    notes: list[str]
+
+
+class BestAnswer(Spec):
+    """The best measured plan, where and when it was measured, and the runner-up."""
+
+    tuning: str
+    model: str
+    cluster: str
+    workload: Workload
+    best: BestPlan
+    measured_at: datetime
+    fingerprint_key: str
+    fingerprint: Fingerprint | None
+    runner_up: RunnerUp | None
+    launch: Launch | None
+
+
+class PlanEstimate(Spec):
+    """A plan and what the cost model says of it. Nothing was measured."""
+
+    plan: Plan
+    estimate: Estimate
+
+
+class PlansAnswer(Spec):
+    """The best plans by estimate among all legal ones that are estimated to fit."""
+
+    model: str
+    cluster: str
+    devices: int
+    workload: Workload
+    legal: int
+    fitting: int
+    seconds: float
+    estimates_per_s: float
+    basis: str
+    plans: list[PlanEstimate]
+
+
+class ModelEntry(ModelSpec):
+    """A model and where it comes from."""
+
+    origin: Literal["preset", "stored"]
+
+
+class ModelPage(Spec):
+    """Presets and stored models, by name."""
+
+    models: list[ModelEntry]
+    next: str | None
+
+
+class ClusterPage(Spec):
+    """Stored clusters, by name."""
+
+    clusters: list[ClusterSpec]
+    next: str | None
+
+
+class NodeRow(Node):
+    """A node, the job that holds it, and how long ago it was heard of."""
+
+    job: str | None
+    heartbeat_age_s: float
+
+
+class NodePage(Spec):
+    """Nodes, by name."""
+
+    nodes: list[NodeRow]
+    next: str | None
+
+
+class NodeAnswer(Spec):
+    """One node and the newest of what it did."""
+
+    node: NodeRow
+    incidents: list[NodeIncident]
+
+
+class NodeChanged(Spec):
+    """The state that a node was put in."""
+
+    node: str
+    state: NodeState
+    reason: str
+
+
+class MeasurementPage(Spec):
+    """Rows of one kind of measurement with their provenance, by id."""
+
+    kind: str
+    measurements: list[dict[str, Any]]
+    next: str | None
+
+
+class JobList(Spec):
+    """Jobs, oldest first."""
+
+    jobs: list[Job]
+
+
+class KeyPage(Spec):
+    """Keys without their secrets, by id."""
+
+    keys: list[ApiKey]
+    next: str | None
+
+
+class KeyCreated(Spec):
+    """A new key. This is the only time that `secret` is shown."""
+
+    key: ApiKey
+    secret: str
+
+
+class Health(Spec):
+    """Whether the API can do its work: `degraded` answers and accepts, but nothing is sent to workers at the moment."""
+
+    status: Literal["ok", "degraded"]
+    database: Literal["ok"]
+    broker: Literal["ok", "unreachable"]

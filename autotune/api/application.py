@@ -1,0 +1,78 @@
+"""The app: `create_app` puts it together. Nothing happens at import."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from importlib.metadata import version
+from typing import TYPE_CHECKING
+
+from fastapi import FastAPI
+from fastapi.routing import APIRoute
+
+from autotune.api import best, catalog, fleet, health, keys, plans, tunings
+from autotune.api.access import Gate
+from autotune.api.cache import Cache
+from autotune.api.edge import Edge
+from autotune.api.metrics import Metrics
+from autotune.api.openapi import document
+from autotune.api.parts import Parts, Streams
+from autotune.api.problems import add_handlers
+
+if TYPE_CHECKING:
+    from autotune.tuning.fleet.service import FleetService
+    from autotune.tuning.fleet_ports import FleetStore
+
+DEFAULT_RATE = "6000/minute"
+"""Of one principal: far more than people and their scripts need, less than what one client could keep us busy with."""
+
+ANSWERS_KEPT = 2000
+
+
+def create_app(
+    store: FleetStore,
+    service: FleetService,
+    *,
+    broker_answers: Callable[[], bool],
+    open_locally: bool = False,
+    rate: str = DEFAULT_RATE,
+) -> FastAPI:
+    """The API over a store and a service.
+
+    Args:
+        store: keeps everything; shared by the threads that run the handlers.
+        service: takes requests for tunings.
+        broker_answers: asks the broker whether it is there; for /healthz.
+        open_locally: it is bound to loopback: without any key, requests from this machine are taken (see api.access).
+        rate: requests of one principal, as "6000/minute".
+
+    Raises:
+        InputError: a rate that cannot be read.
+    """
+    app = FastAPI(
+        title="autotune",
+        version=version("autotune"),
+        openapi_url=None,  # a route of ours serves it, through the same gate as all others
+        docs_url=None,  # their pages load scripts from elsewhere
+        redoc_url=None,
+        redirect_slashes=False,
+    )
+    for router in (tunings.router, best.router, plans.router, catalog.router, fleet.router, keys.router, health.router):
+        app.router.routes.extend(router.routes)
+    for route in app.router.routes:
+        assert isinstance(route, APIRoute)
+        route.operation_id = route.unique_id = route.name
+    metrics = Metrics(store)
+    app.state.parts = Parts(
+        store=store,
+        service=service,
+        gate=Gate(store, open_locally=open_locally, rate=rate),
+        metrics=metrics,
+        answers=Cache(ANSWERS_KEPT),
+        streams=Streams(),
+        broker_answers=broker_answers,
+    )
+    add_handlers(app)
+    app.add_middleware(Edge, metrics=metrics)
+    app.openapi = partial(document, app)  # type: ignore[method-assign]
+    return app

@@ -1,0 +1,42 @@
+"""Answers that cost time and are asked for again: a bounded cache, and at most one computation of each at a time."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Callable, Hashable
+from threading import Lock
+from typing import Any
+
+
+class Cache:
+    """The newest `size` answers. The key holds everything that the answer depends on, so none is ever stale."""
+
+    def __init__(self, size: int) -> None:
+        self._size, self._lock = size, Lock()
+        self._found: OrderedDict[Hashable, Any] = OrderedDict()
+        self._busy: dict[Hashable, Lock] = {}
+
+    def get(self, key: Hashable, compute: Callable[[], Any]) -> Any:
+        """The answer under `key`, computed if it is not there; what `compute` raises is not kept."""
+        with self._lock:
+            if key in self._found:
+                self._found.move_to_end(key)
+                return self._found[key]
+            busy = self._busy.setdefault(key, Lock())
+        with busy:
+            with self._lock:
+                if key in self._found:
+                    return self._found[key]
+            try:
+                answer = compute()
+            finally:
+                with self._lock:
+                    self._busy.pop(key, None)
+            self._keep(key, answer)
+            return answer
+
+    def _keep(self, key: Hashable, answer: Any) -> None:
+        with self._lock:
+            self._found[key] = answer
+            while len(self._found) > self._size:
+                self._found.popitem(last=False)

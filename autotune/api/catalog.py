@@ -1,0 +1,75 @@
+"""Models and clusters: presets and stored ones, by name."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+from fastapi import APIRouter, Body, Request
+
+from autotune.api.answers import ClusterPage, Json, ModelPage
+from autotune.api.examples import CLUSTERS, MODELS
+from autotune.api.openapi import answer, problems
+from autotune.api.pages import DEFAULT_LIMIT, After, Limit, after_name, page
+from autotune.api.parts import parts_of
+from autotune.api.requests import ClusterBody, ModelBody, PathName, find_cluster, find_model
+from autotune.api.roles import GuardedRoute
+from autotune.catalog import models as presets
+from autotune.catalog.gpus import is_shorthand
+from autotune.errors import InputError
+from autotune.specs import ClusterSpec, ModelSpec
+
+router = APIRouter(route_class=GuardedRoute, tags=["models and clusters"])
+
+
+@router.get("/models", responses=answer(200, ModelPage))
+def list_models(request: Request, limit: Limit = DEFAULT_LIMIT, after: After = None) -> Json:
+    """List the presets and the stored models, by name."""
+    origins = {model.name: ("stored", model) for model in parts_of(request).store.models()}
+    origins |= {model.name: ("preset", model) for model in presets()}
+    found = after_name([*origins.values()], _name, after, limit)
+    return page(request, "models", found, limit, cursor=_name, data=_entry)
+
+
+@router.post("/models", status_code=201, responses=answer(201, ModelSpec) | problems(422))
+def store_model(request: Request, body: Annotated[ModelBody, Body(openapi_examples=MODELS)]) -> Json:
+    """Store a model by its name; one of the same name is replaced for new requests only."""
+    if any(preset.name == body.name.lower() for preset in presets()):
+        raise InputError("name", body.name, "a preset has this name and would be found first: give another")
+    parts_of(request).store.put_model(body)
+    return Json(body.to_data(), 201)
+
+
+@router.get("/models/{name:path}", responses=answer(200, ModelSpec) | problems(404))
+def show_model(request: Request, name: PathName) -> Json:
+    """Show one preset or stored model."""
+    return Json(find_model(parts_of(request).store, name).to_data())
+
+
+@router.get("/clusters", responses=answer(200, ClusterPage))
+def list_clusters(request: Request, limit: Limit = DEFAULT_LIMIT, after: After = None) -> Json:
+    """List the stored clusters, by name."""
+    found = after_name(parts_of(request).store.clusters(), lambda each: each.name, after, limit)
+    return page(request, "clusters", found, limit, cursor=lambda each: each.name, data=ClusterSpec.to_data)
+
+
+@router.post("/clusters", status_code=201, responses=answer(201, ClusterSpec) | problems(422))
+def store_cluster(request: Request, body: Annotated[ClusterBody, Body(openapi_examples=CLUSTERS)]) -> Json:
+    """Store a cluster by its name; one of the same name is replaced for new requests only."""
+    if is_shorthand(body.name):
+        raise InputError("name", body.name, "a name without a colon: those are shorthands of the catalog")
+    parts_of(request).store.put_cluster(body)
+    return Json(body.to_data(), 201)
+
+
+@router.get("/clusters/{name:path}", responses=answer(200, ClusterSpec) | problems(404))
+def show_cluster(request: Request, name: PathName) -> Json:
+    """Show one stored cluster, or what a shorthand such as a100-80gb-sxm:128x8 stands for."""
+    return Json(find_cluster(parts_of(request).store, name).to_data())
+
+
+def _name(entry: tuple[str, ModelSpec]) -> str:
+    return entry[1].name
+
+
+def _entry(entry: tuple[str, ModelSpec]) -> dict[str, Any]:
+    return {"origin": entry[0], **entry[1].to_data()}

@@ -1,0 +1,112 @@
+"""Nodes, jobs and measurements: what the fleet is, does and found."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from datetime import datetime
+from enum import StrEnum
+from typing import Annotated, Any
+
+from fastapi import APIRouter, Body, Query, Request
+
+from autotune.api.answers import JobList, Json, MeasurementPage, NodeAnswer, NodeChanged, NodePage
+from autotune.api.openapi import answer, problems
+from autotune.api.pages import DEFAULT_LIMIT, After, AfterNumber, Limit, after_name, page
+from autotune.api.parts import parts_of, principal_of
+from autotune.api.requests import PathName, QuarantineBody
+from autotune.api.roles import GuardedRoute
+from autotune.specs import JobState, Node, NodeState
+
+router = APIRouter(route_class=GuardedRoute, tags=["fleet"])
+
+_TEXT = r"^[^\x00-\x1f\x7f]+$"
+Pool = Annotated[str | None, Query(min_length=1, max_length=200, pattern=_TEXT, description="Only of this pool.")]
+
+
+class MeasurementKind(StrEnum):
+    """What was measured."""
+
+    COLLECTIVE = "collective"
+    LAYER = "layer"
+    STEP = "step"
+
+
+@router.get("/nodes", responses=answer(200, NodePage))
+def list_nodes(request: Request, pool: Pool = None, limit: Limit = DEFAULT_LIMIT, after: After = None) -> Json:
+    """List the registered nodes: state and why, what holds each, when it was last heard of."""
+    store = parts_of(request).store
+    leased, now = store.leased_nodes(pool), store.now()
+    found = after_name(store.nodes(pool), lambda node: node.name, after, limit)
+    return page(
+        request, "nodes", found, limit, cursor=lambda node: node.name, data=lambda node: _node(node, leased, now)
+    )
+
+
+@router.get("/nodes/{name}", responses=answer(200, NodeAnswer) | problems(404))
+def show_node(request: Request, name: PathName) -> Json:
+    """Show one node, with its newest incidents: failures by its fault, slow health probes, ranks that straggle."""
+    store = parts_of(request).store
+    node = store.node(name)
+    incidents = [incident.to_data() for incident in store.incidents(node.name)]
+    return Json({"node": _node(node, store.leased_nodes(node.pool), store.now()), "incidents": incidents})
+
+
+@router.post("/nodes/{name}/quarantine", responses=answer(200, NodeChanged) | problems(404))
+def quarantine_node(request: Request, name: PathName, body: Annotated[QuarantineBody, Body()]) -> Json:
+    """Give a node no more jobs until a health probe passes or it is released. What runs on it goes on."""
+    reason = f"{body.reason} (by {principal_of(request).name})"
+    return _set_state(request, name, NodeState.QUARANTINED, reason)
+
+
+@router.post("/nodes/{name}/release", responses=answer(200, NodeChanged) | problems(404))
+def release_node(request: Request, name: PathName) -> Json:
+    """Let a node have jobs again, and forget its failures."""
+    return _set_state(request, name, NodeState.READY, "")
+
+
+@router.get("/jobs", responses=answer(200, JobList) | problems(404))
+def list_jobs(
+    request: Request,
+    pool: Pool = None,
+    tuning: Annotated[
+        str | None, Query(min_length=4, max_length=64, pattern=r"^[A-Za-z0-9_-]+$", description="Only of this tuning.")
+    ] = None,
+    state: Annotated[
+        list[JobState] | None, Query(max_length=4, description="Default: all that have not ended.")
+    ] = None,
+    limit: Limit = DEFAULT_LIMIT,
+) -> Json:
+    """List jobs, oldest first: which nodes they hold, how far they are, how they ended."""
+    store = parts_of(request).store
+    tuning_id = None if tuning is None else store.tuning(tuning).id
+    states = state or [each for each in JobState if each is not JobState.ENDED]
+    found = store.jobs(pool=pool, tuning_id=tuning_id, states=states, limit=limit)
+    return Json({"jobs": [job.to_data() for job in found]})
+
+
+@router.get("/measurements", responses=answer(200, MeasurementPage))
+def list_measurements(
+    request: Request,
+    kind: Annotated[MeasurementKind, Query(description="What was measured.")],
+    cluster: Annotated[
+        str | None, Query(pattern=r"^[0-9a-f]{16}$", description="Only of the cluster with this key.")
+    ] = None,
+    limit: Limit = DEFAULT_LIMIT,
+    after: AfterNumber = None,
+) -> Json:
+    """List what probes measured, oldest first, with the environment it was measured in."""
+    store = parts_of(request).store
+    rows = store.measurements_page(kind.value, cluster_key=cluster, after=after or 0, limit=limit + 1)
+    answer_page = page(request, "measurements", rows, limit, cursor=lambda row: row["id"], data=dict)
+    return answer_page
+
+
+def _set_state(request: Request, name: str, state: NodeState, reason: str) -> Json:
+    store = parts_of(request).store
+    store.set_node_state(store.node(name).name, state, reason)
+    return Json({"node": name, "state": state.value, "reason": reason})
+
+
+def _node(node: Node, leased: Mapping[str, str], now: datetime) -> dict[str, Any]:
+    age_s = max(0.0, (now - node.heartbeat_at).total_seconds())
+    return {**node.to_data(), "job": leased.get(node.name), "heartbeat_age_s": age_s}

@@ -1,0 +1,56 @@
+"""Health, metrics and the OpenAPI document."""
+
+from __future__ import annotations
+
+from fastapi import APIRouter, Request
+from starlette.responses import Response
+
+from autotune.api.answers import Health, Json
+from autotune.api.openapi import answer, problems
+from autotune.api.parts import parts_of
+from autotune.api.roles import GuardedRoute
+
+router = APIRouter(route_class=GuardedRoute, tags=["operation"])
+
+
+@router.get("/healthz", responses=answer(200, Health) | problems(503))
+def health(request: Request) -> Json:
+    """Whether the database and the broker answer, asked now.
+
+    Without the database nothing works, and this is an error 503. Without the broker the API still answers and stores
+    requests; they are sent to the workers once it is back.
+    """
+    parts = parts_of(request)
+    parts.store.now()  # raises StoreError, which is answered as 503
+    broker = "ok" if parts.broker_answers() else "unreachable"
+    return Json({"status": "ok" if broker == "ok" else "degraded", "database": "ok", "broker": broker})
+
+
+@router.get(
+    "/metrics",
+    response_class=Response,
+    responses={
+        200: {
+            "description": "Prometheus' text format.",
+            "content": {"text/plain": {"schema": {"type": "string"}, "example": "autotune_leases 2.0\n"}},
+        },
+    },
+)
+def metrics(request: Request) -> Response:
+    """Tunings, jobs and nodes by state, leases, GPU-seconds, and the latency of requests."""
+    text, media_type = parts_of(request).metrics.text()
+    return Response(text, media_type=media_type)
+
+
+@router.get(
+    "/openapi.json",
+    responses={
+        200: {
+            "description": "This document (OpenAPI 3.1).",
+            "content": {"application/json": {"schema": {"type": "object"}}},
+        }
+    },
+)
+def openapi(request: Request) -> Json:
+    """Describe this API."""
+    return Json(request.app.openapi())

@@ -1,0 +1,74 @@
+"""Prometheus metrics: what the database counts at the moment of a scrape, and the latency of requests."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.exposition import CONTENT_TYPE_LATEST
+from starlette.types import Scope
+
+from autotune.specs import JobState, NodeState, TuningState
+from autotune.tuning.fleet_ports import FleetCounts, FleetStore
+
+LATENCY_S = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)
+ENDLESS = "/tunings/{tuning_id}/events"
+"""A stream lasts as long as its tuning: its duration is no latency."""
+
+
+class Metrics:
+    """One registry for one app: several apps of a process do not mix, and prometheus_client's own stays unused."""
+
+    def __init__(self, store: FleetStore) -> None:
+        self._registry = CollectorRegistry(auto_describe=False)
+        self._registry.register(_FleetCollector(store))
+        labels = ("method", "route", "status")
+        self._requests = Counter("autotune_requests", "Requests that were answered.", labels, registry=self._registry)
+        self._latency = Histogram(
+            "autotune_request_seconds",
+            "Seconds from request to the end of its answer.",
+            labels[:2],
+            buckets=LATENCY_S,
+            registry=self._registry,
+        )
+
+    def request(self, scope: Scope, status: int, seconds: float) -> None:
+        """Counts a request under its route's pattern: paths and unknown methods are as many as a user invents."""
+        route = getattr(scope.get("route"), "path", None)
+        method = scope["method"] if route else "any"
+        route = route or "none"
+        self._requests.labels(method, route, str(status or 499)).inc()
+        if route != ENDLESS:
+            self._latency.labels(method, route).observe(seconds)
+
+    def text(self) -> tuple[bytes, str]:
+        """All metrics in Prometheus' text format, and its media type."""
+        return generate_latest(self._registry), CONTENT_TYPE_LATEST
+
+
+class _FleetCollector:
+    """Asks the database when it is scraped; nothing is kept here that could be wrong after a restart."""
+
+    def __init__(self, store: FleetStore) -> None:
+        self._store = store
+
+    def collect(self) -> Iterator[Metric]:
+        counts = self._store.counts()
+        yield _by_state("autotune_tunings", "Tunings by state.", counts.tunings, [*TuningState])
+        yield _by_state("autotune_jobs", "Jobs by state.", counts.jobs, [*JobState])
+        yield _by_state("autotune_nodes", "Registered nodes by state.", counts.nodes, [*NodeState])
+        yield GaugeMetricFamily("autotune_leases", "Nodes that a job holds.", value=counts.leases)
+        yield _gpu_seconds(counts)
+
+
+def _by_state(name: str, text: str, counts: dict[str, int], states: list[str]) -> GaugeMetricFamily:
+    """Every state, also those that nothing is in: a series that vanishes cannot be watched."""
+    family = GaugeMetricFamily(name, text, labels=["state"])
+    for state in states:
+        family.add_metric([str(state)], counts.get(state, 0))
+    return family
+
+
+def _gpu_seconds(counts: FleetCounts) -> CounterMetricFamily:
+    return CounterMetricFamily("autotune_gpu_seconds", "GPU-seconds spent by all tunings.", value=counts.gpu_s)

@@ -1,0 +1,102 @@
+"""Plans: the instant ranking by estimate, without any hardware. Bounded in work: one at a time, of a bounded table."""
+
+from __future__ import annotations
+
+from threading import Lock
+from typing import Annotated, Any
+
+from fastapi import APIRouter, Query, Request
+
+from autotune.api.answers import Json, PlansAnswer
+from autotune.api.openapi import answer, problems
+from autotune.api.parts import parts_of
+from autotune.api.requests import (
+    ClusterName,
+    DTypeName,
+    GlobalBatch,
+    ModelName,
+    Nodes,
+    SeqLen,
+    WorkloadRequest,
+    find_cluster,
+    find_model,
+    find_workload,
+)
+from autotune.api.roles import GuardedRoute
+from autotune.errors import InputError
+from autotune.search.rank import rank
+from autotune.search.space import divisors
+from autotune.specs import ClusterSpec, ModelSpec, Recompute, Schedule, Space, Workload
+from autotune.tuning.report import ranking_data
+
+router = APIRouter(route_class=GuardedRoute, tags=["plans"])
+
+MOST_LAYOUTS = 2_000_000
+"""Layouts times micro-batches. The listed tables reach a quarter of it at a million devices; more takes minutes."""
+
+_one_at_a_time = Lock()
+
+Counts = Annotated[list[Annotated[int, Query(ge=1, le=2**31 - 1)]] | None, Query(max_length=64)]
+
+
+@router.get("/plans", responses=answer(200, PlansAnswer) | problems(422))
+def rank_plans(
+    request: Request,
+    model: ModelName,
+    cluster: ClusterName,
+    nodes: Nodes = None,
+    seq_len: SeqLen = None,
+    global_batch: GlobalBatch = None,
+    dtype: DTypeName = None,
+    tp: Counts = None,
+    pp: Counts = None,
+    micro_batch: Counts = None,
+    zero_stage: Annotated[list[Annotated[int, Query(ge=0, le=3)]] | None, Query(max_length=4)] = None,
+    recompute: Annotated[list[Recompute] | None, Query(max_length=3)] = None,
+    sequence_parallel: Annotated[list[bool] | None, Query(max_length=2)] = None,
+    schedule: Annotated[list[Schedule] | None, Query(max_length=3)] = None,
+    top: Annotated[int, Query(ge=1, le=1000, description="Plans to list.")] = 10,
+) -> Json:
+    """Rank all legal plans by estimate.
+
+    Speeds come from the cluster's profile where there is one, else from the catalog. A parameter of the space may be
+    given several times; one that is not given allows every legal value.
+    """
+    parts = parts_of(request)
+    model_spec, cluster_spec = find_model(parts.store, model), find_cluster(parts.store, cluster, nodes)
+    given = WorkloadRequest(seq_len=seq_len, global_batch=global_batch, dtype=dtype)
+    workload = find_workload(model_spec, cluster_spec, given)
+    choices = {
+        "tp": tp, "pp": pp, "micro_batch": micro_batch, "zero_stage": zero_stage, "recompute": recompute,
+        "sequence_parallel": sequence_parallel, "schedule": schedule,
+    }  # fmt: skip
+    space = Space.from_data({name: values for name, values in choices.items() if values}, "space")
+    profile = parts.store.profile(cluster_spec.key)
+    key = ("plans", model_spec, cluster_spec.digest(), workload, space, profile and profile.digest(), top)
+
+    def compute() -> dict[str, Any]:
+        check_work(model_spec, cluster_spec, workload)
+        with _one_at_a_time:
+            ranking = rank(model_spec, cluster_spec, workload, space, profile=profile, limit=top)
+        return ranking_data(model_spec, cluster_spec, workload, ranking)
+
+    return Json(parts.answers.get(key, compute))
+
+
+def check_work(model: ModelSpec, cluster: ClusterSpec, workload: Workload) -> None:
+    """Refuses a request whose table of plans would take minutes to list. Raises InputError."""
+    batches = len(divisors(workload.global_batch))
+    pipelines = [pp for pp in divisors(cluster.devices) if pp <= model.layers]
+    layouts = sum(_pairs(cluster.devices // pp) for pp in pipelines)
+    if layouts * batches > MOST_LAYOUTS:
+        raise InputError(
+            "cluster",
+            cluster.devices,
+            f"{layouts} layouts of its devices times {batches} micro-batches are too many to list at once: "
+            f"at most {MOST_LAYOUTS}",
+        )
+
+
+def _pairs(number: int) -> int:
+    """The ways to write a number as tp * cp * dp."""
+    return sum(len(divisors(number // tp)) for tp in divisors(number))

@@ -1,0 +1,161 @@
+"""What a client sends: bodies, and names of models and clusters. A name is never a path: nothing here opens a file."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Annotated, Any, Self, TypeVar
+
+from fastapi import Path, Query
+from pydantic import BeforeValidator, Field, model_validator
+
+from autotune.catalog import models as presets
+from autotune.catalog.gpus import cluster_from_shorthand, is_shorthand
+from autotune.catalog.workloads import workload
+from autotune.errors import InputError, UnknownNameError
+from autotune.specs import (
+    Budget,
+    ClusterSpec,
+    DType,
+    ModelSpec,
+    Optimizer,
+    Role,
+    SamplerName,
+    Space,
+    Spec,
+    Workload,
+)
+from autotune.specs.base import Name, mismatch
+from autotune.specs.model import Count
+from autotune.tuning.fleet_ports import FleetStore
+from autotune.tuning.keys import MOST_DAYS
+
+DEFAULT_MAX_TRIALS = 24
+MOST_CHOICES = 1000
+_TEXT = r"^[^\x00-\x1f\x7f]+$"
+
+ModelName = Annotated[str, Query(min_length=1, max_length=200, pattern=_TEXT, description="A preset or stored model.")]
+ClusterName = Annotated[
+    str,
+    Query(min_length=1, max_length=200, pattern=_TEXT, description="A stored cluster, or GPU:NODESxGPUS_PER_NODE."),
+]
+Nodes = Annotated[int | None, Query(ge=1, le=2**31 - 1, description="So many nodes of the cluster. Default: all.")]
+SeqLen = Annotated[int | None, Query(ge=1, le=2**31 - 1, description="Tokens of a sequence.")]
+GlobalBatch = Annotated[int | None, Query(ge=1, le=2**31 - 1, description="Sequences a step.")]
+DTypeName = Annotated[DType | None, Query(description="Compute dtype.")]
+PathName = Annotated[str, Path(min_length=1, max_length=200, pattern=_TEXT, description="A name.")]
+PathId = Annotated[str, Path(min_length=4, max_length=64, pattern=r"^[A-Za-z0-9_-]+$", description="An id.")]
+
+
+class WorkloadRequest(Spec):
+    """A workload; what is absent gets the default for the model and the cluster."""
+
+    seq_len: Count | None = None
+    global_batch: Count | None = None
+    dtype: DType | None = None
+    grad_dtype: DType = DType.FP32
+    optimizer: Optimizer = Optimizer.ADAMW
+
+
+class TuningRequest(Spec):
+    """What is to be tuned.
+
+    `model` and `cluster` are names, or whole specs. `cluster` names a pool of nodes, `nodes` how many of them the
+    training would use (default: all of the cluster). Without a budget 24 trials are run at most.
+    """
+
+    model: Name | ModelSpec
+    cluster: Name | ClusterSpec
+    nodes: Count | None = None
+    workload: WorkloadRequest = WorkloadRequest()
+    space: Space = Space()
+    budget: Budget = Budget(max_trials=DEFAULT_MAX_TRIALS)
+    seed: Annotated[int, Field(ge=0, lt=2**63)] = 0
+    cold: bool = False
+    sampler: SamplerName = SamplerName.PLAN
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        for name in Space.model_fields:
+            if len(getattr(self.space, name) or ()) > MOST_CHOICES:
+                raise mismatch(f"space.{name}", None, f"at most {MOST_CHOICES} values")
+        return self
+
+
+class QuarantineRequest(Spec):
+    """Why a node may not get jobs."""
+
+    reason: Annotated[str, Field(min_length=1, max_length=500, pattern=_TEXT)]
+
+
+class KeyRequest(Spec):
+    """A key to make: for whom, what it may do, and for how long."""
+
+    name: Name
+    role: Role
+    expires_days: Annotated[int, Field(ge=1, le=MOST_DAYS)] | None = None
+
+
+S = TypeVar("S", bound=Spec)
+
+
+def _through_json(spec: type[S]) -> Callable[[Any], S]:
+    """Specs are strict, and only from JSON do they take enums and tuples; the body that we get is parsed already."""
+
+    def validate(data: Any) -> S:
+        try:
+            return spec.from_data(data, "body")
+        except RecursionError:
+            raise InputError("body", "a deep document", "fewer levels") from None
+
+    return validate
+
+
+TuningBody = Annotated[TuningRequest, BeforeValidator(_through_json(TuningRequest))]
+ModelBody = Annotated[ModelSpec, BeforeValidator(_through_json(ModelSpec))]
+ClusterBody = Annotated[ClusterSpec, BeforeValidator(_through_json(ClusterSpec))]
+QuarantineBody = Annotated[QuarantineRequest, BeforeValidator(_through_json(QuarantineRequest))]
+KeyBody = Annotated[KeyRequest, BeforeValidator(_through_json(KeyRequest))]
+
+
+def find_model(store: FleetStore, ref: str | ModelSpec) -> ModelSpec:
+    """The model that is meant: given whole, a preset, or a stored one. Raises UnknownNameError."""
+    if isinstance(ref, ModelSpec):
+        return ref
+    preset = next((model for model in presets() if model.name == ref.lower()), None)
+    return preset or _stored(store.model, ref, "model", [model.name for model in presets()])
+
+
+def find_cluster(store: FleetStore, ref: str | ClusterSpec, nodes: int | None = None) -> ClusterSpec:
+    """The cluster that is meant: given whole, stored, or in the shorthand; of `nodes` nodes, if they are given.
+
+    Raises:
+        UnknownNameError: nobody knows it.
+        InputError: several nodes of a cluster without a link between them.
+    """
+    cluster = ref if isinstance(ref, ClusterSpec) else _named_cluster(store, ref)
+    if nodes is None or nodes == cluster.nodes:
+        return cluster
+    return ClusterSpec.from_data(cluster.to_data() | {"nodes": nodes}, "cluster")
+
+
+def find_workload(model: ModelSpec, cluster: ClusterSpec, given: WorkloadRequest) -> Workload:
+    """The workload that is meant. Raises InputError."""
+    return workload(model, cluster, given.to_data())
+
+
+def _named_cluster(store: FleetStore, name: str) -> ClusterSpec:
+    try:
+        return store.cluster(name)
+    except UnknownNameError:
+        if is_shorthand(name):
+            return cluster_from_shorthand(name)
+        raise
+
+
+def _stored(find: Callable[[str], ModelSpec], name: str, what: str, also: list[str]) -> ModelSpec:
+    """A stored record; where there is none, the error names the presets too."""
+    try:
+        return find(name)
+    except UnknownNameError as error:
+        stored = error.allowed.removeprefix("known: ").removesuffix("none yet")
+        raise UnknownNameError(what, name, [*also, *filter(None, stored.split(", "))]) from None

@@ -1,0 +1,29 @@
+"""Runs the app: what `autotune serve` does."""
+
+from __future__ import annotations
+
+import uvicorn
+from fastapi import FastAPI
+
+from autotune.api.access import is_loopback
+from autotune.errors import InputError
+from autotune.specs import Role
+from autotune.tuning.fleet_ports import FleetStore
+
+DRAIN_S = 5
+"""How long answers may go on after SIGTERM; streams of events end at once and are resumed elsewhere."""
+
+
+def require_key(store: FleetStore, host: str) -> None:
+    """Refuses to listen beyond this machine while nobody could be told from anybody. Raises InputError."""
+    if not is_loopback(host) and not any(store.has_role(role) for role in Role):
+        raise InputError("--host", host, "127.0.0.1 until there is an API key: autotune keys create NAME --role admin")
+
+
+def run(app: FastAPI, *, host: str, port: int) -> None:
+    """Listens until SIGTERM or Ctrl-C. Raises InputError for an address that cannot be listened on."""
+    config = uvicorn.Config(
+        app, host=host, port=port, log_level="info", access_log=False, server_header=False, date_header=True,
+        proxy_headers=False, timeout_graceful_shutdown=DRAIN_S, h11_max_incomplete_event_size=64 * 1024,
+    )  # fmt: skip
+    uvicorn.Server(config).run()

@@ -1,0 +1,158 @@
+"""Tunings: asked for, listed, shown, withdrawn; and their trials."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+from fastapi import APIRouter, Body, Header, Query, Request
+from starlette.responses import Response
+
+from autotune.api.answers import Json, Submitted, TrialPage, TuningAnswer, TuningPage, TuningRow
+from autotune.api.events import LastEventId, event_stream
+from autotune.api.examples import TUNING_REQUESTS
+from autotune.api.openapi import answer, problems
+from autotune.api.pages import DEFAULT_LIMIT, After, AfterNumber, Limit, page
+from autotune.api.parts import Parts, parts_of, principal_of
+from autotune.api.requests import PathId, TuningBody, find_cluster, find_model, find_workload
+from autotune.api.roles import GuardedRoute
+from autotune.specs import Tuning, TuningState
+from autotune.tuning.report import history_data, trial_data, tuning_data
+
+router = APIRouter(route_class=GuardedRoute, tags=["tunings"])
+
+IdempotencyKey = Annotated[
+    str | None,
+    Header(
+        min_length=1,
+        max_length=200,
+        pattern=r"^[\x21-\x7e]+$",
+        description="Sent again with the same body it gives the tuning of the first time, and makes none.",
+    ),
+]
+
+
+@router.post(
+    "/tunings", status_code=201, responses=answer(201, Submitted) | answer(200, Submitted) | problems(409, 503)
+)
+def submit(
+    request: Request,
+    body: Annotated[TuningBody, Body(openapi_examples=TUNING_REQUESTS)],
+    idempotency_key: IdempotencyKey = None,
+) -> Json:
+    """Ask for a tuning.
+
+    It is stored before the answer is sent. Requests that ask for the same share one tuning: then the answer is 200, and
+    `created` is false. A request that no plan can fulfil is refused at once, with the reason.
+    """
+    parts, principal = parts_of(request), principal_of(request)
+    model, cluster = find_model(parts.store, body.model), find_cluster(parts.store, body.cluster, body.nodes)
+    tuning, created = parts.service.submit(
+        model,
+        cluster,
+        find_workload(model, cluster, body.workload),
+        space=body.space,
+        budget=body.budget,
+        seed=body.seed,
+        cold=body.cold,
+        sampler=body.sampler,
+        principal=principal.name,
+        idempotency_key=idempotency_key,
+    )
+    return Json(_submitted(tuning, created=created), 201 if created else 200, {"Location": f"/tunings/{tuning.id}"})
+
+
+@router.get("/tunings", responses=answer(200, TuningPage))
+def list_tunings(
+    request: Request,
+    limit: Limit = DEFAULT_LIMIT,
+    after: After = None,
+    state: Annotated[TuningState | None, Query(description="Only tunings in this state.")] = None,
+    principal: Annotated[
+        str | None, Query(min_length=1, max_length=200, pattern=r"^[^\x00-\x1f\x7f]+$", description="Only theirs.")
+    ] = None,
+) -> Json:
+    """List tunings, newest first, each with its best plan so far."""
+    parts = parts_of(request)
+    found = parts.store.tunings_page(limit=limit + 1, before=after, state=state, principal=principal)
+    return page(request, "tunings", found, limit, cursor=lambda each: each.id, data=lambda each: _row(parts, each))
+
+
+@router.get("/tunings/{tuning_id}", responses=answer(200, TuningAnswer) | problems(404))
+def show_tuning(request: Request, tuning_id: PathId) -> Json:
+    """Show one tuning: its request, where it stands, all its trials, the best plan and why it is the best."""
+    parts = parts_of(request)
+    tuning = parts.store.tuning(tuning_id)
+
+    def compute() -> dict[str, Any]:
+        trials, profile = parts.store.trials(tuning.id), parts.store.profile(tuning.cluster.key)
+        return tuning_data(tuning, trials, profile)
+
+    data = parts.answers.get(("tuning", *version_of(tuning)), compute) if tuning.state.ended else compute()
+    return Json(data | {"request": tuning.to_data()})
+
+
+@router.delete("/tunings/{tuning_id}", responses=answer(200, Submitted) | problems(404, 409))
+def cancel_tuning(request: Request, tuning_id: PathId) -> Json:
+    """Take back a request for a tuning.
+
+    It is cancelled once everybody who asked for it has taken that back; its nodes are free within seconds.
+    """
+    parts = parts_of(request)
+    tuning = parts.service.cancel(tuning_id, principal_of(request).name)
+    return Json(_submitted(tuning, created=False))
+
+
+@router.get("/tunings/{tuning_id}/trials", responses=answer(200, TrialPage) | problems(404))
+def list_trials(request: Request, tuning_id: PathId, limit: Limit = DEFAULT_LIMIT, after: AfterNumber = None) -> Json:
+    """List the trials of a tuning by number: measured beside estimated, and how each one failed that did."""
+    store = parts_of(request).store
+    trials = store.trials(store.tuning(tuning_id).id)
+    found = [trial for trial in trials if after is None or trial.number > after][: limit + 1]
+    return page(request, "trials", found, limit, cursor=lambda each: each.number, data=trial_data)
+
+
+@router.get(
+    "/tunings/{tuning_id}/events",
+    response_class=Response,
+    responses={
+        200: {
+            "description": "Server-sent events, until the tuning has ended. `data` is a TuningEvent.",
+            "content": {"text/event-stream": {"schema": {"type": "string"}}},
+        },
+        204: {"description": "The tuning has ended, and everything was sent before: do not reconnect."},
+        **problems(404),
+    },
+)
+async def stream_events(request: Request, tuning_id: PathId, last_event_id: LastEventId = None) -> Response:
+    """Follow a tuning: every change of state, every trial, probe and job, as server-sent events.
+
+    With `Last-Event-ID` the stream goes on after that event: nothing is missed, nothing comes twice.
+    """
+    return await event_stream(parts_of(request), tuning_id, after=last_event_id or 0)
+
+
+def version_of(tuning: Tuning) -> tuple[object, ...]:
+    """What changes whenever a tuning or one of its finished trials does."""
+    return (tuning.id, tuning.state, tuning.updated_at, tuning.gpu_s_spent)
+
+
+def _row(parts: Parts, tuning: Tuning) -> dict[str, Any]:
+    def compute() -> dict[str, Any]:
+        more = {"message": tuning.message, "pool": tuning.pool, "principal": tuning.principal}
+        data = history_data(tuning, parts.store.trials(tuning.id)) | more
+        return {name: data[name] for name in TuningRow.model_fields}
+
+    if tuning.state.ended:
+        row: dict[str, Any] = parts.answers.get(("row", *version_of(tuning)), compute)
+        return row
+    return compute()
+
+
+def _submitted(tuning: Tuning, *, created: bool) -> dict[str, Any]:
+    return {
+        "tuning": tuning.id,
+        "created": created,
+        "state": tuning.state.value,
+        "message": tuning.message,
+        "request": tuning.to_data(),
+    }
