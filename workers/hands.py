@@ -2,18 +2,13 @@
 
 from __future__ import annotations
 
-import logging
 import time
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 if TYPE_CHECKING:
-    from autotune.specs import Job, MemberReport
-    from autotune.tuning.fleet_ports import FleetStore
+    from autotune.specs import Job, MemberOrder, MemberReport, ProbeRequest
     from workers.pulse import Pulse
-    from workers.renewal import Renewal
-
-log = logging.getLogger("autotune.tuner")
 
 # Sweeps closer together than this do nothing more. Many wait when all tuners were away for a while.
 _SWEEP_APART_S = 2.0
@@ -38,7 +33,15 @@ class Fleet(Protocol):
 class Ranks(Protocol):
     """The ranks of this node."""
 
-    def run_share(self, job: Job, node: str, renewal: Renewal) -> MemberReport:
+    def run(
+        self,
+        share: Any,
+        request: ProbeRequest,
+        *,
+        deadline_s: float,
+        publish: Callable[[str], object],
+        order: Callable[..., MemberOrder],
+    ) -> MemberReport:
         """Runs this node's share of a job."""
 
     def close(self) -> None:
@@ -52,7 +55,7 @@ class TunerHands:
         self._fleet, self._pulse = fleet, pulse
         self._swept_at_s: float | None = None
 
-    def canary(self, session: str) -> None:
+    def canary(self, _: str) -> None:
         """Proves that this worker consumes."""
         self._pulse.beat()
 
@@ -68,3 +71,6 @@ class TunerHands:
         if self._swept_at_s is None or now - self._swept_at_s > _SWEEP_APART_S:
             self._swept_at_s = now
             self._fleet.sweep()
+
+    def close(self) -> None:
+        """Nothing is left to end."""

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from autotune.errors import StoreError
 from autotune.specs import Job, JobState, MemberReport
+from autotune.wiring import share_of
 from workers.renewal import LEASE_S, Renewal
 
 if TYPE_CHECKING:
@@ -74,7 +75,13 @@ class NodeHands:
     def _measure(self, job: Job) -> MemberReport:
         renewal = Renewal(self._store, job, node=self._name, session=self._session, pulse=self._pulse)
         with renewal:
-            report = self._ranks.run_share(job, self._name, renewal)
+            report = self._ranks.run(
+                share_of(job, self._name),
+                job.request,
+                deadline_s=job.deadline_s,
+                publish=renewal.publish,
+                order=renewal.order,
+            )
         outcome = f"{report.failure}: {report.message}" if report.failure else f"{len(report.ranks)} ranks answered"
         log.info("job %s: %s after %.1f s", job.id, outcome, report.wall_s)
         return report

@@ -18,10 +18,8 @@ from typing import Any
 from celery import Celery, signals
 from celery.exceptions import CPendingDeprecationWarning, SecurityWarning
 
-from workers.app import create_app
 from workers.payloads import TaskName
 from workers.pulse import Pulse
-from workers.queue import CeleryQueue
 from workers.tasks import Action, install_tasks
 from workers.watch import PATIENCE_S, Watch, execute_again
 

@@ -56,6 +56,10 @@ class CeleryQueue:
             return False
         return True
 
+    def answers(self) -> bool:
+        """Whether the broker is there."""
+        return self._waiting(TUNER_QUEUE) is not None
+
     def close(self) -> None:
         """Closes the connections to the broker."""
         self._app.close()

@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from autotune.errors import AutotuneError, InputError
+from workers.app import VISIBILITY_TIMEOUT_S
 from workers.payloads import TaskName, read_payload
 
 if TYPE_CHECKING:
@@ -20,11 +21,16 @@ log = logging.getLogger("autotune.tasks")
 
 Action = Callable[..., None]
 
+# Celery kills the process of a task that takes longer: the last resort against one that hangs.
+_LIMIT_S = 600.0
+_RUN_LIMIT_S = 0.9 * VISIBILITY_TIMEOUT_S
+
 
 def install_tasks(app: Celery, actions: Mapping[TaskName, Action]) -> None:
     """Makes the application run these tasks, and no others."""
     for task, act in actions.items():
-        app.task(_guarded(task, act), name=str(task), shared=False)
+        limit_s = _RUN_LIMIT_S if task is TaskName.RUN else _LIMIT_S
+        app.task(_guarded(task, act), name=str(task), shared=False, time_limit=limit_s)
 
 
 def _guarded(task: TaskName, act: Action) -> Callable[..., None]:

@@ -59,7 +59,7 @@ class Watch:
             time.sleep(_LOOK_EVERY_S)
 
     def waited_s(self) -> float:
-        """Sends a canary where the pulse is old; returns for how long the broker has had canaries and none came back."""
+        """Sends a canary where the pulse is old; returns how long the broker has had some and none came back."""
         if self._pulse.age_s < _QUIET_S or not self._send_canary():
             self._waiting_since = None  # it lives, or the broker is away and nothing can come back
             return 0.0

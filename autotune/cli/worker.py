@@ -1,0 +1,149 @@
+"""`autotune worker` and `autotune beat`: the processes of a fleet that measure, decide, and keep time."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from enum import StrEnum
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from autotune.cli import options
+from autotune.errors import InputError
+
+if TYPE_CHECKING:
+    from autotune.settings import Settings
+    from workers.registration import NodeOptions
+
+_NODE = "Node"
+
+
+class WorkerRole(StrEnum):
+    """What a worker does."""
+
+    NODE = "node"
+    TUNER = "tuner"
+
+
+def worker(
+    role: Annotated[
+        WorkerRole, typer.Option("--role", help="node measures on this machine; tuner advances tunings.")
+    ] = WorkerRole.NODE,
+    name: Annotated[
+        str | None,
+        typer.Option("--name", metavar="NAME", help="Unique in the fleet. Default: this machine's host name."),
+    ] = None,
+    cluster: Annotated[
+        str | None,
+        typer.Option(
+            "--cluster",
+            metavar="CLUSTER",
+            help="The pool that this node belongs to: a file, a stored name, or GPU:NODESxGPUS_PER_NODE. "
+            "Default: this machine alone.",
+            rich_help_panel=_NODE,
+        ),
+    ] = None,
+    address: Annotated[
+        str | None,
+        typer.Option(
+            "--address",
+            metavar="ADDRESS",
+            help="Where other nodes reach this one. Default: the address by which it reaches the broker.",
+            rich_help_panel=_NODE,
+        ),
+    ] = None,
+    interface: Annotated[
+        str | None,
+        typer.Option(
+            "--interface",
+            metavar="NAME",
+            help="Network interface of gloo and NCCL. Default: the one that has the address.",
+            rich_help_panel=_NODE,
+        ),
+    ] = None,
+    topology: Annotated[
+        str,
+        typer.Option(
+            "--topology",
+            metavar="PLACE",
+            help="Place in the network, such as rack1/switch2: ranks are ordered by it.",
+            rich_help_panel=_NODE,
+        ),
+    ] = "",
+    slots: Annotated[
+        int | None,
+        typer.Option(
+            "--slots", metavar="N", min=1, help="Devices to offer. Default: all that are found.", rich_help_panel=_NODE
+        ),
+    ] = None,
+    concurrency: Annotated[
+        int, typer.Option("--concurrency", metavar="N", min=1, max=64, help="Processes of a tuner.")
+    ] = 2,
+    db: options.Database = None,
+) -> int:
+    """Serve a fleet from this machine until SIGTERM. The broker is $AUTOTUNE_BROKER, the database $AUTOTUNE_DB.
+
+    While the broker is away a worker waits and says so. A worker of the same name that starts later takes over.
+    """
+    from workers.roles import run_node, run_tuner
+
+    settings = _settings(db)
+    if role is WorkerRole.TUNER:
+        return run_tuner(settings, name=name, concurrency=concurrency)
+    chosen = _node_options(
+        settings,
+        name=name,
+        cluster=cluster,
+        address=address,
+        interface=interface,
+        topology=topology,
+        slots=slots,
+    )
+    return run_node(settings, chosen)
+
+
+def beat() -> None:
+    """Ask for a sweep every few seconds: what was lost is sent again. One suffices, two do no harm."""
+    from autotune.settings import read_settings
+    from autotune.wiring import open_queue
+    from workers.beat import run_beat
+    from workers.process import log_to_stderr
+
+    log_to_stderr()
+    run_beat(open_queue(read_settings()))
+
+
+def _settings(db: str | None) -> Settings:
+    from autotune.settings import read_settings
+
+    settings = read_settings()
+    return replace(settings, database_url=db) if db else settings
+
+
+def _node_options(
+    settings: Settings,
+    *,
+    name: str | None,
+    cluster: str | None,
+    address: str | None,
+    interface: str | None,
+    topology: str,
+    slots: int | None,
+) -> NodeOptions:
+    import socket
+
+    from autotune.cli.inputs import read_cluster
+    from workers.registration import NodeOptions, place
+
+    chosen_name = name or socket.gethostname()
+    if not all(character.isalnum() or character in "._-" for character in chosen_name):
+        raise InputError("--name", chosen_name, "letters, digits, '.', '_' and '-' make a node's name")
+    place_address, place_interface = place(address, interface, settings.broker_url)
+    return NodeOptions(
+        name=chosen_name,
+        cluster=read_cluster(cluster, settings.database_url),
+        address=place_address,
+        interface=place_interface,
+        topology=topology,
+        slots=slots,
+    )

@@ -1,0 +1,152 @@
+"""How a node comes into the fleet: what it has, compared with what its cluster says, under a session of its own."""
+
+from __future__ import annotations
+
+import logging
+import os
+import socket
+import uuid
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from typing import TYPE_CHECKING
+from urllib.parse import urlsplit
+
+import psutil
+
+from autotune.errors import InputError
+from autotune.specs import ClusterSpec, DeviceKind, Fingerprint, Node
+
+if TYPE_CHECKING:
+    from autotune.tuning.fleet_ports import FleetStore
+
+log = logging.getLogger("autotune.node")
+
+_ALIVE_S = 60.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NodeOptions:
+    """What a node's worker is told. `interface` has `address`; `slots` None means the devices that are found."""
+
+    name: str
+    cluster: ClusterSpec
+    address: str
+    interface: str
+    topology: str = ""
+    slots: int | None = None
+
+
+def place(address: str | None, interface: str | None, peer_url: str) -> tuple[str, str]:
+    """The node's address and interface: where one is not given, those by which it reaches the peer (its broker).
+
+    Raises:
+        InputError: this machine has no such address or interface, or the peer's name is not known.
+    """
+    own = _own_addresses()
+    if interface is not None and interface not in own:
+        raise InputError("--interface", interface, "this machine has " + ", ".join(sorted(own)))
+    if address is None:
+        address = own[interface][0] if interface is not None else _address_towards(peer_url)
+    holders = [name for name, addresses in own.items() if address in addresses]
+    if interface is None and not holders and not _is_loopback(address):
+        raise InputError(
+            "--address",
+            address,
+            "this machine has " + ", ".join(sorted({each for addresses in own.values() for each in addresses})),
+        )
+    return address, interface or (holders[0] if holders else "lo")
+
+
+def check_pool(cluster: ClusterSpec, known: Sequence[ClusterSpec]) -> bool:
+    """Whether the pool's cluster is new.
+
+    Raises:
+        InputError: a cluster of that name is stored with other hardware.
+    """
+    for other in known:
+        if other.name == cluster.name:
+            if _hardware(other) != _hardware(cluster):
+                raise InputError("--cluster", cluster.name, "it is stored with other hardware: give it another name")
+            return False
+    return True
+
+
+def register(store: FleetStore, options: NodeOptions, fingerprint: Fingerprint) -> Node:
+    """Stores the node under a new session, and its cluster if it is the first of its pool.
+
+    A node that has fewer devices than its cluster says is stored all the same: it is shown, and never chosen.
+    """
+    cluster = options.cluster
+    if check_pool(cluster, store.clusters()):
+        store.put_cluster(cluster)
+        log.info("pool %s: stored its cluster", cluster.name)
+    _tell_of_older(store, options.name)
+    node = store.register_node(_node(options, fingerprint, store.put_fingerprint(fingerprint), store.now()))
+    what = f"{node.slots} x {node.device.name} at {node.address}, session {node.session}"
+    log.info("node %s: registered in pool %s, %s", node.name, node.pool, what)
+    if node.slots < cluster.gpus_per_node:
+        claim = f"{node.slots} of the {cluster.gpus_per_node} devices that its cluster says"
+        log.error("node %s: has %s, and will not be used", node.name, claim)
+    return node
+
+
+def _tell_of_older(store: FleetStore, name: str) -> None:
+    older = next((node for node in store.nodes() if node.name == name), None)
+    age_s = (store.now() - older.heartbeat_at).total_seconds() if older is not None else _ALIVE_S
+    if age_s < _ALIVE_S:
+        log.warning("node %s: a worker of this name was alive %.0f s ago; it is evicted", name, age_s)
+
+
+def _node(options: NodeOptions, fingerprint: Fingerprint, fingerprint_key: str, now: datetime) -> Node:
+    cluster = options.cluster
+    slots = options.slots if options.slots is not None else _found(cluster, fingerprint)
+    return Node(
+        name=options.name,
+        pool=cluster.name,
+        address=options.address,
+        topology=options.topology,
+        device=cluster.device,
+        slots=slots,
+        nics=cluster.nics_per_node,
+        cores=len(os.sched_getaffinity(0)),
+        memory_bytes=psutil.virtual_memory().total,
+        fingerprint_key=fingerprint_key,
+        environment_key=fingerprint.environment_key,
+        session=uuid.uuid4().hex,
+        registered_at=now,
+        heartbeat_at=now,
+    )
+
+
+def _found(cluster: ClusterSpec, fingerprint: Fingerprint) -> int:
+    """The devices of this machine; ranks on a CPU are as many as the cluster says."""
+    return cluster.gpus_per_node if cluster.device.kind is DeviceKind.CPU else fingerprint.device_count
+
+
+def _hardware(cluster: ClusterSpec) -> str:
+    return cluster.digest(without=frozenset({"name", "nodes", "inter"}))
+
+
+def _own_addresses() -> dict[str, list[str]]:
+    found = {
+        name: [each.address for each in addresses if each.family in {socket.AF_INET, socket.AF_INET6}]
+        for name, addresses in psutil.net_if_addrs().items()
+    }
+    return {name: addresses for name, addresses in found.items() if addresses}
+
+
+def _is_loopback(address: str) -> bool:
+    return address.startswith("127.")
+
+
+def _address_towards(url: str) -> str:
+    """The address of this machine that packets to a URL's host leave from. Sends nothing."""
+    host = urlsplit(url).hostname or "127.0.0.1"
+    try:
+        family, _, _, _, target = socket.getaddrinfo(host, 9, type=socket.SOCK_DGRAM)[0]
+        with socket.socket(family, socket.SOCK_DGRAM) as probe:
+            probe.connect(target)
+            return str(probe.getsockname()[0])
+    except OSError as error:
+        raise InputError("--address", None, f"give one: {host} is not known here ({error})") from None

@@ -1,0 +1,105 @@
+"""The two kinds of worker: a node, which measures, and a tuner, which decides."""
+
+from __future__ import annotations
+
+import logging
+import os
+import socket
+from contextlib import closing
+from typing import TYPE_CHECKING
+
+from autotune.errors import InputError
+from autotune.wiring import open_fleet, open_ranks, open_store, read_fingerprint
+from workers.app import SWEEP_QUEUE, TUNER_QUEUE, create_app, node_queue, pool_queue
+from workers.hands import TunerHands
+from workers.node import NodeHands
+from workers.payloads import TaskName
+from workers.process import LazyHands, log_to_stderr, run_worker
+from workers.pulse import Pulse
+from workers.queue import CeleryQueue
+from workers.registration import NodeOptions, register
+from workers.watch import PATIENCE_S
+
+if TYPE_CHECKING:
+    from autotune.settings import Settings
+    from autotune.specs import Node
+
+log = logging.getLogger("autotune.worker")
+
+
+def run_node(settings: Settings, options: NodeOptions, *, patience_s: float = PATIENCE_S) -> int:
+    """Registers this machine as a node and serves until SIGTERM; returns the exit status.
+
+    Raises:
+        InputError: the cluster is stored otherwise, or (at the end) another worker has taken the node's name.
+        StoreError: there is no database.
+        ProberError: there is nothing to measure with.
+    """
+    log_to_stderr()
+    app, queue, pulse = create_app(settings), CeleryQueue(create_app(settings)), Pulse()
+    node = _register(settings, options, queue)
+    lazy = LazyHands(lambda: _node_hands(settings, options, node, pulse))
+    status = run_worker(
+        app,
+        name=node.name,
+        queues=[node_queue(node.name), pool_queue(node.pool)],
+        concurrency=1,
+        actions={
+            TaskName.RUN: lazy.action("run"),
+            TaskName.CANARY: lazy.action("canary"),
+            TaskName.SCHEDULE: lazy.action("schedule"),
+        },
+        close=lazy.close,
+        pulse=pulse,
+        send_canary=lambda: queue.canary(node.name, node.session),
+        patience_s=patience_s,
+    )
+    if pulse.evicted:
+        raise InputError("--name", node.name, "another worker has registered as this node: give each its own name")
+    return status
+
+
+def _register(settings: Settings, options: NodeOptions, queue: CeleryQueue) -> Node:
+    """Before the fork: with a store that is closed again."""
+    with closing(open_store(settings.database_url)) as store:
+        fingerprint = read_fingerprint(settings, options.cluster)
+        queue.clear(options.name)
+        return register(store, options, fingerprint)
+
+
+def _node_hands(settings: Settings, options: NodeOptions, node: Node, pulse: Pulse) -> NodeHands:
+    return NodeHands(
+        name=node.name,
+        session=node.session,
+        store=open_store(settings.database_url),
+        fleet=open_fleet(settings),
+        ranks=open_ranks(settings, address=options.address, interface=options.interface),
+        pulse=pulse,
+    )
+
+
+def run_tuner(
+    settings: Settings, *, name: str | None = None, concurrency: int = 2, patience_s: float = PATIENCE_S
+) -> int:
+    """Advances tunings and sweeps until SIGTERM; returns the exit status. Raises StoreError without a database."""
+    log_to_stderr()
+    with closing(open_store(settings.database_url)):
+        pass  # one clear error now, rather than one a task
+    app, queue, pulse = create_app(settings), CeleryQueue(create_app(settings)), Pulse()
+    own = f"{TUNER_QUEUE}.{name or f'{socket.gethostname()}-{os.getpid()}'}"
+    lazy = LazyHands(lambda: TunerHands(open_fleet(settings), pulse))
+    return run_worker(
+        app,
+        name=own,
+        queues=[TUNER_QUEUE, SWEEP_QUEUE, node_queue(own)],
+        concurrency=concurrency,
+        actions={
+            TaskName.ADVANCE: lazy.action("advance"),
+            TaskName.SWEEP: lazy.action("sweep"),
+            TaskName.CANARY: lazy.action("canary"),
+        },
+        close=lazy.close,
+        pulse=pulse,
+        send_canary=lambda: queue.canary(own, own),
+        patience_s=patience_s,
+    )
