@@ -14,8 +14,8 @@ from autotune.specs.model import ByteCount, ModelSpec
 from autotune.specs.plan import Plan
 from autotune.specs.workload import Workload
 
-OWN_SOURCE = "autotune"
-"""The source of our own measurements; nothing that is imported may take this name."""
+OWN_SOURCES = frozenset({"autotune", "measured"})
+"""Names that stand for our own measurements (in runs files, and in answers); no import may take one."""
 
 Positive = Annotated[float, Field(gt=0)]
 

@@ -25,6 +25,7 @@ ALLOWED: dict[str, set[str]] = {
     "search": BASE | {"cost"},
     "tuning.ports": BASE,
     "tuning": BASE | {"cost", "search", "tuning.ports"},
+    "imports": BASE | {"catalog", "cost", "tuning"},
     "probes": BASE | {"tuning.ports"},
     "storage": BASE | {"tuning.ports"},
     "workers": BASE | {"settings", "tuning.ports", "wiring"},
