@@ -10,9 +10,11 @@ from autotune.settings import Settings, database_file, read_settings
 ELSEWHERE = "`autotune plan` ranks plans without any hardware"
 
 if TYPE_CHECKING:
-    from autotune.specs import ClusterSpec
+    from autotune.specs import ClusterSpec, Job
     from autotune.tuning.ports import Prober
     from autotune.tuning.service import TuningService
+    from probes.inventory import NodeInventory
+    from probes.launch import NodeRanks, WorldShare
     from storage import SqlStore
     from workers.queue import CeleryQueue
 
@@ -82,3 +84,36 @@ def open_queue(settings: Settings) -> CeleryQueue:
     from workers.queue import CeleryQueue
 
     return CeleryQueue(create_app(settings))
+
+
+def open_ranks(settings: Settings, *, address: str, interface: str) -> NodeRanks:
+    """The ranks of this node, none of them started yet."""
+    from probes.launch import NodeRanks
+
+    return NodeRanks(log_root=settings.log_dir, address=address, interface=interface)
+
+
+def share_of(job: Job, node: str) -> WorldShare:
+    """The part of a job's world that a node contributes."""
+    from probes.launch import WorldShare
+
+    index = next(member.index for member in job.members if member.node == node)
+    return WorldShare(world_id=job.world_id, index=index, cluster=job.cluster, warm=job.warm)
+
+
+def read_inventory(settings: Settings, cluster: ClusterSpec, slots: int | None) -> NodeInventory:
+    """What this machine has for a cluster that it is a node of; its device is the cluster's where it is that GPU.
+
+    Raises:
+        InputError: CPU ranks that do not fit into this machine's memory.
+        ProberError: no rank can be started.
+    """
+    from dataclasses import replace
+
+    from autotune.catalog import recognise
+    from probes.inventory import node_inventory
+
+    found = node_inventory(cluster, log_root=settings.log_dir, slots=slots)
+    known = recognise(found.device.name, found.device.memory_bytes)
+    names = {found.device.name} if known is None else {found.device.name, known.device().name}
+    return replace(found, device=cluster.device) if cluster.device.name in names else found

@@ -3,19 +3,18 @@
 from __future__ import annotations
 
 import logging
-import os
 import socket
 import uuid
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 from urllib.parse import urlsplit
 
 import psutil
 
 from autotune.errors import InputError
-from autotune.specs import ClusterSpec, DeviceKind, Fingerprint, Node
+from autotune.specs import ClusterSpec, Device, Fingerprint, Node
 
 if TYPE_CHECKING:
     from autotune.tuning.fleet_ports import FleetStore
@@ -27,7 +26,7 @@ _ALIVE_S = 60.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodeOptions:
-    """What a node's worker is told. `interface` has `address`; `slots` None means the devices that are found."""
+    """What a node's worker is told. `interface` has `address`; `slots` None means all devices that are found."""
 
     name: str
     cluster: ClusterSpec
@@ -35,6 +34,38 @@ class NodeOptions:
     interface: str
     topology: str = ""
     slots: int | None = None
+
+
+class Inventory(Protocol):
+    """What was found on this machine; probes.inventory finds it."""
+
+    @property
+    def device(self) -> Device:
+        """The devices' kind and name."""
+
+    @property
+    def slots(self) -> int:
+        """How many there are."""
+
+    @property
+    def cores(self) -> int:
+        """Cores of the host."""
+
+    @property
+    def memory_bytes(self) -> int:
+        """Memory of the host."""
+
+    @property
+    def nics(self) -> Sequence[object]:
+        """Network interfaces."""
+
+    @property
+    def fingerprint(self) -> Fingerprint | None:
+        """The environment of a rank; None without a device."""
+
+    @property
+    def reason(self) -> str:
+        """Why it cannot do its part in the cluster; empty if it can."""
 
 
 def place(address: str | None, interface: str | None, peer_url: str) -> tuple[str, str]:
@@ -72,7 +103,7 @@ def check_pool(cluster: ClusterSpec, known: Sequence[ClusterSpec]) -> bool:
     return True
 
 
-def register(store: FleetStore, options: NodeOptions, fingerprint: Fingerprint) -> Node:
+def register(store: FleetStore, options: NodeOptions, inventory: Inventory) -> Node:
     """Stores the node under a new session, and its cluster if it is the first of its pool.
 
     A node that has fewer devices than its cluster says is stored all the same: it is shown, and never chosen.
@@ -82,12 +113,12 @@ def register(store: FleetStore, options: NodeOptions, fingerprint: Fingerprint) 
         store.put_cluster(cluster)
         log.info("pool %s: stored its cluster", cluster.name)
     _tell_of_older(store, options.name)
-    node = store.register_node(_node(options, fingerprint, store.put_fingerprint(fingerprint), store.now()))
+    key = store.put_fingerprint(inventory.fingerprint) if inventory.fingerprint is not None else ""
+    node = store.register_node(_node(options, inventory, key, store.now()))
     what = f"{node.slots} x {node.device.name} at {node.address}, session {node.session}"
     log.info("node %s: registered in pool %s, %s", node.name, node.pool, what)
-    if node.slots < cluster.gpus_per_node:
-        claim = f"{node.slots} of the {cluster.gpus_per_node} devices that its cluster says"
-        log.error("node %s: has %s, and will not be used", node.name, claim)
+    if inventory.reason:
+        log.error("node %s: %s, so it will not be used", node.name, inventory.reason)
     return node
 
 
@@ -98,30 +129,24 @@ def _tell_of_older(store: FleetStore, name: str) -> None:
         log.warning("node %s: a worker of this name was alive %.0f s ago; it is evicted", name, age_s)
 
 
-def _node(options: NodeOptions, fingerprint: Fingerprint, fingerprint_key: str, now: datetime) -> Node:
-    cluster = options.cluster
-    slots = options.slots if options.slots is not None else _found(cluster, fingerprint)
+def _node(options: NodeOptions, inventory: Inventory, fingerprint_key: str, now: datetime) -> Node:
+    fingerprint = inventory.fingerprint
     return Node(
         name=options.name,
-        pool=cluster.name,
+        pool=options.cluster.name,
         address=options.address,
         topology=options.topology,
-        device=cluster.device,
-        slots=slots,
-        nics=cluster.nics_per_node,
-        cores=len(os.sched_getaffinity(0)),
-        memory_bytes=psutil.virtual_memory().total,
+        device=inventory.device,
+        slots=inventory.slots,
+        nics=max(1, len(inventory.nics)),
+        cores=inventory.cores,
+        memory_bytes=inventory.memory_bytes,
         fingerprint_key=fingerprint_key,
-        environment_key=fingerprint.environment_key,
+        environment_key=fingerprint.environment_key if fingerprint is not None else "",
         session=uuid.uuid4().hex,
         registered_at=now,
         heartbeat_at=now,
     )
-
-
-def _found(cluster: ClusterSpec, fingerprint: Fingerprint) -> int:
-    """The devices of this machine; ranks on a CPU are as many as the cluster says."""
-    return cluster.gpus_per_node if cluster.device.kind is DeviceKind.CPU else fingerprint.device_count
 
 
 def _hardware(cluster: ClusterSpec) -> str:

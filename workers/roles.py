@@ -9,7 +9,7 @@ from contextlib import closing
 from typing import TYPE_CHECKING
 
 from autotune.errors import InputError
-from autotune.wiring import open_fleet, open_ranks, open_store, read_fingerprint
+from autotune.wiring import open_fleet, open_ranks, open_store, read_inventory
 from workers.app import SWEEP_QUEUE, TUNER_QUEUE, create_app, node_queue, pool_queue
 from workers.hands import TunerHands
 from workers.node import NodeHands
@@ -62,9 +62,9 @@ def run_node(settings: Settings, options: NodeOptions, *, patience_s: float = PA
 def _register(settings: Settings, options: NodeOptions, queue: CeleryQueue) -> Node:
     """Before the fork: with a store that is closed again."""
     with closing(open_store(settings.database_url)) as store:
-        fingerprint = read_fingerprint(settings, options.cluster)
+        inventory = read_inventory(settings, options.cluster, options.slots)
         queue.clear(options.name)
-        return register(store, options, fingerprint)
+        return register(store, options, inventory)
 
 
 def _node_hands(settings: Settings, options: NodeOptions, node: Node, pulse: Pulse) -> NodeHands:
