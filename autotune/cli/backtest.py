@@ -116,7 +116,7 @@ def backtest(
         learning=_learning(without or []),
     )
     found, skipped = read_runs(
-        runs, _clusters(cluster, db), sources=source or (), groups=group or (), skip_bad=skip_bad
+        runs, clusters_of(cluster, db), sources=source or (), groups=group or (), skip_bad=skip_bad
     )
     groups, more = group_runs(found, min_ok=min_ok, skip_bad=skip_bad)
     with output.error_console().status("") as status:
@@ -143,7 +143,7 @@ def _learning(without: list[str]) -> Learning:
     return Learning(**{parts[_word("--without", word, list(parts))]: False for word in without})
 
 
-def _clusters(ref: str | None, db: str | None) -> Clusters:
+def clusters_of(ref: str | None, db: str | None) -> Clusters:
     """The catalog's clusters, and the user's own for the device that it describes."""
     from autotune.catalog.published import published_cluster
     from autotune.cli.inputs import read_cluster

@@ -31,7 +31,7 @@ def open_to_read(db: str | None) -> closing[SqlStore]:
     """The store as it is, closed at the end of a `with`; nothing is created. Raises StoreError if there is none."""
     from autotune.wiring import open_store
 
-    if not _is_there(db):
+    if not is_there(db):
         raise StoreError(f"there is no database yet ({database_url(db)}): autotune tune makes one")
     return closing(open_store(db, read_only=True))
 
@@ -45,7 +45,7 @@ def open_to_write(db: str | None) -> closing[SqlStore]:
 
 def stored_models(db: str | None) -> Sequence[ModelSpec]:
     """All stored models; none without a database."""
-    if not _is_there(db):
+    if not is_there(db):
         return ()
     with open_to_read(db) as store:
         return store.models()
@@ -53,7 +53,7 @@ def stored_models(db: str | None) -> Sequence[ModelSpec]:
 
 def stored_clusters(db: str | None) -> Sequence[ClusterSpec]:
     """All stored clusters; none without a database."""
-    if not _is_there(db):
+    if not is_there(db):
         return ()
     with open_to_read(db) as store:
         return store.clusters()
@@ -61,13 +61,13 @@ def stored_clusters(db: str | None) -> Sequence[ClusterSpec]:
 
 def stored_profile(cluster: ClusterSpec, db: str | None) -> Profile | None:
     """The newest profile of the cluster; None if it was never measured, or without a database."""
-    if not _is_there(db):
+    if not is_there(db):
         return None
     with open_to_read(db) as store:
         return store.profile(cluster.key)
 
 
-def _is_there(db: str | None) -> bool:
+def is_there(db: str | None) -> bool:
     """Whether there is a database to ask: one that was named must be, the default SQLite file may not be yet."""
     file = database_file(database_url(db))
     return bool(db) or file is None or os.path.exists(file)

@@ -84,6 +84,14 @@ Schedules = Annotated[
     str | None,
     typer.Option("--schedule", metavar="gpipe,1f1b,interleaved", help="Pipeline schedule.", rich_help_panel=_SPACE),
 ]
+History = Annotated[
+    str | None,
+    typer.Option(
+        "--history",
+        metavar="SOURCE",
+        help="Learn from what was imported under this name, too (autotune import). Its runs are never results.",
+    ),
+]
 TuningId = Annotated[str, typer.Argument(metavar="TUNING", help="A tuning's id, or its first characters (4 or more).")]
 _PLAN = typer.Option("--plan", metavar="PLAN", help="tp=8,pp=4,micro_batch=1,... A missing dp is what is left.")
 PlanText = Annotated[str | None, _PLAN]

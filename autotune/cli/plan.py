@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from autotune.cli import options, output
-from autotune.errors import IllegalPlanError
+from autotune.errors import IllegalPlanError, InputError
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -43,6 +43,7 @@ def plan(
         bool,
         typer.Option("--scaling", help="Instead: the best plan on fewer and more GPUs, and how many still pay."),
     ] = False,
+    history: options.History = None,
     db: options.Database = None,
     as_json: options.AsJson = False,
 ) -> None:
@@ -51,6 +52,7 @@ def plan(
     Speeds come from the cluster's profile if the database has one, else from the catalog.
     """
     from autotune.cli.database import stored_profile
+    from autotune.cli.expected import expected_ranking, print_expected
     from autotune.cli.explain_view import explanation_of, print_explained, print_scaling, scaling_of
     from autotune.cli.inputs import read_inputs, read_space
     from autotune.search.rank import rank
@@ -62,6 +64,14 @@ def plan(
         tp=tp, pp=pp, micro_batch=micro_batch, zero_stage=zero_stage, recompute=recompute,
         sequence_parallel=sequence_parallel, schedule=schedule,
     )  # fmt: skip
+    if history is not None:
+        if scaling or explain:
+            raise InputError("--history", history, "it goes with neither --scaling nor --explain")
+        chosen = None if plan is None else read_plan(inputs, plan)
+        print_expected(
+            inputs, expected_ranking(inputs, space, chosen, profile, history, db, top), history, as_json=as_json
+        )
+        return
     if scaling:
         curve = scaling_of(inputs, space, profile)
         if as_json:

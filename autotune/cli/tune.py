@@ -50,6 +50,7 @@ def tune(
             help="What chooses the trials. Default: plan, ours; the others are for comparison and spend their budget.",
         ),
     ] = None,
+    history: options.History = None,
     cold: Annotated[bool, typer.Option("--cold", help="Start each trial afresh through torchrun.")] = False,
     resume: Annotated[
         str | None, typer.Option("--resume", metavar="ID", help="Go on with an interrupted tuning.")
@@ -70,7 +71,7 @@ def tune(
     store = open_store(db)
     service = open_service(store)
     if resume is not None:
-        given = (model, cluster, seq_len, global_batch, dtype, tp, pp, micro_batch, zero_stage, recompute)
+        given = (model, cluster, seq_len, global_batch, dtype, tp, pp, micro_batch, zero_stage, recompute, history)
         if any(value is not None for value in (*given, sequence_parallel, schedule, budget_gpu_s, max_trials, sampler)):
             raise InputError("--resume", resume, "a tuning goes on with the inputs and the budget it was started with")
         tuning = store.tuning(resume)
@@ -94,8 +95,9 @@ def tune(
             seed=seed,
             cold=cold,
             sampler=chosen,
+            history=history or "",
         )  # fmt: skip
-    return _run(service, tuning, as_json=as_json, db=db)
+    return run_tuning(service, tuning, as_json=as_json, db=db)
 
 
 def _sampler(name: str | None) -> SamplerName:
@@ -107,7 +109,7 @@ def _sampler(name: str | None) -> SamplerName:
     return SamplerName(name or SamplerName.PLAN)
 
 
-def _run(service: TuningService, tuning: Tuning, *, as_json: bool, db: str | None) -> int:
+def run_tuning(service: TuningService, tuning: Tuning, *, as_json: bool, db: str | None) -> int:
     """Runs the tuning under a view and prints its answer."""
     from autotune.cli.tune_view import TuneView, print_result
     from autotune.specs import TuningState

@@ -9,12 +9,15 @@ from collections.abc import Collection, Sequence
 
 from autotune.cost.calibrate import fit_profile
 from autotune.search.alternatives import Alternative, alternative
+from autotune.search.belief import Lesson
 from autotune.search.core import NOT_THE_PLANS_FAULT, Search
 from autotune.search.space import Runtime, legal_plans
 from autotune.search.standing import Standing
 from autotune.search.stopping import Verdict
 from autotune.search.study import Asked, PlanStudy
 from autotune.specs import (
+    ClusterSpec,
+    CollectiveReading,
     CollectiveRequest,
     Estimate,
     LayerRequest,
@@ -27,6 +30,8 @@ from autotune.specs import (
     Tuning,
     TuningState,
 )
+from autotune.specs.imported import ImportedRun
+from autotune.tuning.imported import fastest_plans, lessons_from, same_request, with_links
 from autotune.tuning.lifecycle import Facts, search_budget
 from autotune.tuning.ports import Store
 from autotune.tuning.profiling import missing_probes, needed_probes
@@ -167,12 +172,31 @@ class Deliberation:
     def _open_search(self) -> tuple[Search, PlanStudy]:
         tuning = self._tuning
         profile = self._store.profile(tuning.cluster.key, self.fingerprint_key)
-        search = Search(tuning.model, tuning.cluster, tuning.workload, plans=self._table, profile=profile)
+        lessons: Sequence[Lesson] = ()
+        if tuning.history:
+            profile = with_links(profile, tuning.cluster, self._imported_readings(tuning.cluster))
+            lessons = lessons_from(self._imported_runs(), tuning.cluster, self._imported_readings)
+        search = Search(
+            tuning.model, tuning.cluster, tuning.workload, plans=self._table, profile=profile, lessons=lessons
+        )
         other = self._alternative(search)
         study = PlanStudy(search, name=f"tuning-{tuning.id}", url=self._store.study_url(), alternative=other)
         if not self._trials and other is None:  # an alternative is judged by its own choices
-            study.enqueue(self._known_best())
+            study.enqueue([*self._known_best(), *self._imported_best()])
         return search, study
+
+    # What was imported is lessons, links and first plans to measure: never a result of this tuning.
+
+    def _imported_runs(self) -> Sequence[ImportedRun]:
+        return self._store.imported_runs(self._tuning.history) if self._tuning.history else ()
+
+    def _imported_readings(self, cluster: ClusterSpec) -> Sequence[CollectiveReading]:
+        return self._store.imported_readings(self._tuning.history, cluster.key)
+
+    def _imported_best(self) -> list[Plan]:
+        tuning = self._tuning
+        runs = same_request(self._imported_runs(), tuning.model, tuning.cluster, tuning.workload)
+        return [plan for plan in fastest_plans(runs, limit=3) if self._table.find(plan) is not None]
 
     def _alternative(self, search: Search) -> Alternative | None:
         if self._tuning.sampler is SamplerName.PLAN:

@@ -78,14 +78,18 @@ class TuningService:
         seed: int = 0,
         cold: bool = False,
         sampler: SamplerName = SamplerName.PLAN,
+        history: str = "",
     ) -> Tuning:
-        """Stores a request, QUEUED.
+        """Stores a request, QUEUED. `history` is a source of imports that the search learns from.
 
         Raises:
+            UnknownNameError: there is no such source.
             InputError: no plan is legal for the request; names the reason of the simplest plan.
             NothingFitsError: no legal plan is estimated to fit (where the catalog allows an estimate).
         """
         check_request(model, cluster, workload, space)
+        if history:
+            self._store.imported_readings(history, cluster.key)  # refuses a source that nobody knows
         now = datetime.now(UTC)
         tuning = Tuning(
             id=uuid.uuid4().hex[:12],
@@ -97,6 +101,7 @@ class TuningService:
             seed=seed,
             cold=cold,
             sampler=sampler,
+            history=history,
             created_at=now,
             updated_at=now,
         )

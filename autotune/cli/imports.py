@@ -1,0 +1,214 @@
+"""`autotune import` and `autotune imports`: what was measured elsewhere, kept under the name of its source."""
+
+from __future__ import annotations
+
+from contextlib import nullcontext
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from autotune.cli import options, output
+from autotune.cli.imports_view import print_imported, run_data
+from autotune.errors import InputError, StoreConflictError
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from autotune.imports import Format, Imported, Stated
+    from autotune.specs.imported import ImportBatch
+    from storage import SqlStore
+
+_UNSTATED = "What a log does not state itself"
+
+
+def import_files(
+    files: Annotated[
+        list[Path], typer.Argument(metavar="FILE...", help="Logs, or runs files as `export` writes them.")
+    ],
+    format: Annotated[str, typer.Option("--format", metavar="csv|nccl-tests|megatron|torchtitan|deepspeed|nanotron")],
+    source: Annotated[
+        str | None,
+        typer.Option(
+            "--source", metavar="NAME", help="Whose measurements these are. Default: the name of the one file."
+        ),
+    ] = None,
+    model: Annotated[
+        str | None, typer.Option("--model", metavar="MODEL", help="What was trained.", rich_help_panel=_UNSTATED)
+    ] = None,
+    cluster: Annotated[
+        str | None,
+        typer.Option("--cluster", metavar="CLUSTER", help="Where it ran. Logs need it.", rich_help_panel=_UNSTATED),
+    ] = None,
+    seq_len: Annotated[int | None, typer.Option("--seq-len", min=1, rich_help_panel=_UNSTATED)] = None,
+    global_batch: Annotated[int | None, typer.Option("--global-batch", min=1, rich_help_panel=_UNSTATED)] = None,
+    dtype: Annotated[str | None, typer.Option("--dtype", metavar="DTYPE", rich_help_panel=_UNSTATED)] = None,
+    plan: Annotated[
+        str | None,
+        typer.Option("--plan", metavar="PLAN", help="tp=8,pp=4,micro_batch=1,...", rich_help_panel=_UNSTATED),
+    ] = None,
+    skip_bad: Annotated[bool, typer.Option("--skip-bad", help="csv: leave bad rows out, and name them.")] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Read and show everything, store nothing.")] = False,
+    db: options.Database = None,
+    as_json: options.AsJson = False,
+) -> None:
+    """Import measurements of others: runs files, nccl-tests and training logs.
+
+    They are kept under their source and used only where it is named: --history SOURCE of `tune` and `plan`. The same
+    content is stored once, whatever its name; docs/import.md describes what each format must state.
+    """
+    from autotune.imports import batch_of, read_content
+
+    kind = _format(format)
+    name = _source(source, files)
+    stated = None
+    if kind.value != "csv":
+        stated = _stated(model, cluster, seq_len=seq_len, global_batch=global_batch, dtype=dtype, plan=plan, db=db)
+    else:
+        _refuse_unused(seq_len=seq_len, global_batch=global_batch, dtype=dtype, plan=plan)
+    now, found = datetime.now(UTC), []
+    for path in files:  # everything is read before anything is stored
+        content = read_content(path)
+        read = (
+            _table(path, model, cluster, db, skip_bad=skip_bad) if stated is None else _log(kind, path, content, stated)
+        )
+        found.append((batch_of(path, content, name, kind, now), content, read))
+    with _store(db, dry_run=dry_run) as store:
+        answers = [_keep(store, batch, content, read, dry_run=dry_run) for batch, content, read in found]
+    if as_json:
+        output.print_json({"source": name, "dry_run": dry_run, "files": answers})
+    else:
+        print_imported(name, answers, dry_run=dry_run)
+
+
+def imports(
+    forget: Annotated[
+        str | None, typer.Option("--forget", metavar="SOURCE", help="Remove everything that was imported as SOURCE.")
+    ] = None,
+    db: options.Database = None,
+    as_json: options.AsJson = False,
+) -> None:
+    """List what was imported, or forget a source."""
+    from autotune.cli.database import open_to_read, open_to_write
+
+    if forget is not None:
+        with open_to_write(db) as store:
+            count = store.forget_import(forget)
+        if as_json:
+            output.print_json({"forgotten": forget, "files": count})
+        else:
+            output.console().print(f"forgotten: {count} files of {forget}")
+        return
+    with open_to_read(db) as store:
+        batches = store.imports()
+    if as_json:
+        output.print_json({"imports": [batch.to_data() for batch in batches]})
+        return
+    table = output.table("", "<source", "<file", "<format", "size", "<imported")
+    for batch in batches:
+        size, moment = output.bytes_text(batch.size_bytes), f"{batch.imported_at:%Y-%m-%d %H:%M}"
+        table.add_row(batch.source, batch.file_name, batch.format, size, moment)
+    output.console().print(table)
+
+
+def _format(name: str) -> Format:
+    from autotune.imports import Format
+
+    if name not in list(Format):
+        raise InputError("--format", name, "one of " + ", ".join(Format))
+    return Format(name)
+
+
+def _source(source: str | None, files: Sequence[Path]) -> str:
+    if source is None and len(files) > 1:
+        raise InputError("--source", None, "several files need a name to be kept under")
+    return source if source is not None else files[0].stem
+
+
+def _refuse_unused(**given: object) -> None:
+    for name, value in given.items():
+        if value is not None:
+            raise InputError("--" + name.replace("_", "-"), value, "a runs file states this in each row")
+
+
+def _stated(
+    model: str | None,
+    cluster: str | None,
+    *,
+    seq_len: int | None,
+    global_batch: int | None,
+    dtype: str | None,
+    plan: str | None,
+    db: str | None,
+) -> Stated:
+    from autotune.cli.inputs import read_cluster, read_model
+    from autotune.imports import Stated
+
+    if cluster is None:
+        raise InputError("--cluster", None, "a log does not describe its hardware: name the cluster it ran on")
+    workload = {"seq_len": seq_len, "global_batch": global_batch, "dtype": dtype}
+    return Stated(
+        cluster=read_cluster(cluster, db),
+        model=None if model is None else read_model(model, db),
+        workload={name: value for name, value in workload.items() if value is not None},
+        plan={} if plan is None else _plan(plan),
+    )
+
+
+def _plan(text: str) -> dict[str, Any]:
+    """Only what the text gives: what it leaves out is not a default here but unknown."""
+    from autotune.specs import Plan
+
+    given = {piece.partition("=")[0].strip() for piece in text.split(",")}
+    given |= {"schedule"} if "vpp" in given else set()
+    return {name: value for name, value in Plan.parse(text).to_data().items() if name in given}
+
+
+def _table(path: Path, model: str | None, cluster: str | None, db: str | None, *, skip_bad: bool) -> Imported:
+    from autotune.cli.backtest import clusters_of
+    from autotune.cli.inputs import read_model
+    from autotune.imports import read_table
+
+    wanted = None if model is None else read_model(model, db)
+    return read_table(path, clusters_of(cluster, db), model=wanted, skip_bad=skip_bad)
+
+
+def _log(kind: Format, path: Path, content: bytes, stated: Stated) -> Imported:
+    from autotune.imports import read_log
+
+    return read_log(kind, str(path), content.decode("utf-8", errors="replace"), stated)
+
+
+def _store(db: str | None, *, dry_run: bool) -> Any:
+    from autotune.cli.database import is_there, open_to_read, open_to_write
+
+    if not dry_run:
+        return open_to_write(db)
+    return open_to_read(db) if is_there(db) else nullcontext()
+
+
+def _keep(
+    store: SqlStore | None, batch: ImportBatch, content: bytes, read: Imported, *, dry_run: bool
+) -> dict[str, Any]:
+    """Stores one file, unless its content is there already; tells what was done with it."""
+    from autotune.imports import beginnings
+
+    known = () if store is None else store.imports()
+    twin = next((item for item in known if item.sha256 == batch.sha256), None)
+    outdated = beginnings(content, [item for item in known if item.source == batch.source])
+    if store is not None and twin is None and not dry_run:
+        try:
+            store.save_import(batch, read.runs, read.readings, replaces=[item.sha256 for item in outdated])
+        except StoreConflictError:  # another process, or this command's other file, was first
+            twin = next(item for item in store.imports() if item.sha256 == batch.sha256)
+    return {
+        "file": batch.file_name,
+        "sha256": batch.sha256,
+        "stored": twin is None and not dry_run,
+        "already": None if twin is None else twin.to_data(),
+        "replaces": [] if twin else [item.file_name for item in outdated],
+        "runs": [run_data(run) for run in read.runs],
+        "readings": [{"where": item.where, **item.reading.to_data()} for item in read.readings],
+        "notes": list(read.notes),
+    }
