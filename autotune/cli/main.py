@@ -21,7 +21,8 @@ from typing import Annotated
 
 import typer
 
-from autotune.cli import backtest, cluster, database, export, models, output, plan, probe, results, tune
+from autotune.cli import backtest, cluster, database, export, imports, known, models, output, plan, probe, results, tune
+from autotune.cli import worker as fleet
 from autotune.errors import AutotuneError, InputError, NothingFitsError
 
 app = typer.Typer(
@@ -32,6 +33,7 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 _TUNE, _PLAN, _RECORDS, _CATALOG = "Measure", "Estimate", "What was measured", "Inputs and storage"
+_FLEET = "Fleet"
 
 app.command("tune", rich_help_panel=_TUNE)(tune.tune)
 app.add_typer(probe.app, name="probe", rich_help_panel=_TUNE)
@@ -39,14 +41,19 @@ app.command("plan", rich_help_panel=_PLAN)(plan.plan)
 app.command("estimate", rich_help_panel=_PLAN)(plan.estimate)
 app.command("backtest", rich_help_panel=_RECORDS)(backtest.backtest)
 app.command("best", rich_help_panel=_RECORDS)(results.best)
+app.add_typer(known.app, name="known", rich_help_panel=_RECORDS)
 app.command("show", rich_help_panel=_RECORDS)(results.show)
 app.command("history", rich_help_panel=_RECORDS)(results.history)
 app.command("export", rich_help_panel=_RECORDS)(export.export)
+app.command("import", rich_help_panel=_RECORDS)(imports.import_files)
+app.command("imports", rich_help_panel=_RECORDS)(imports.imports)
 app.add_typer(cluster.app, name="cluster", rich_help_panel=_CATALOG)
 app.add_typer(models.app, name="models", rich_help_panel=_CATALOG)
 app.command("gpus", rich_help_panel=_CATALOG)(models.gpus)
 app.command("schema", rich_help_panel=_CATALOG)(models.schema)
 app.add_typer(database.app, name="db", rich_help_panel=_CATALOG)
+app.command("worker", rich_help_panel=_FLEET)(fleet.worker)
+app.command("beat", rich_help_panel=_FLEET)(fleet.beat)
 
 
 def _print_version(asked: bool) -> None:

@@ -20,22 +20,53 @@ if TYPE_CHECKING:
 
 
 def best(
+    model: options.Model = None,
+    cluster: options.Cluster = None,
+    seq_len: options.SeqLen = None,
+    global_batch: options.GlobalBatch = None,
+    dtype: options.DTypeName = None,
     tuning: Annotated[
         str | None,
         typer.Option(
             "--tuning",
             metavar="TUNING",
-            help="A tuning's id. Default: the newest that measured something.",
+            help="A tuning's id. Default, without a model or cluster: the newest that measured something.",
         ),
     ] = None,
     target: Annotated[
         str | None,
         typer.Option("--for", metavar="TARGET", help="Give the plan as launch arguments: megatron, deepspeed, ..."),
     ] = None,
+    settle: Annotated[
+        bool,
+        typer.Option("--settle", help="Where nothing is known exactly: run the probes and trials that settle it."),
+    ] = False,
     db: options.Database = None,
     as_json: options.AsJson = False,
-) -> None:
-    """The best plan of a tuning, its evidence, the runner-up and how to launch it."""
+) -> int | None:
+    """The best-known plan for a model on a cluster, or of a tuning: its evidence, the runner-up, how to launch it.
+
+    Where nothing was measured for exactly that question: the nearest that was, how far it is, what it implies as an
+    estimate, and which probes would settle it at what cost.
+    """
+    asked = (model, cluster, seq_len, global_batch, dtype)
+    if any(value is not None for value in asked):
+        if tuning is not None:
+            raise InputError("--tuning", tuning, "give a tuning or a question (--model, --cluster, ...), not both")
+        from autotune.cli.inputs import read_inputs
+        from autotune.cli.known import answer_question
+
+        inputs = read_inputs(
+            model=model, cluster=cluster, seq_len=seq_len, global_batch=global_batch, dtype=dtype, db=db
+        )
+        return answer_question(inputs, target=target, settle=settle, db=db, as_json=as_json)
+    if settle:
+        raise InputError("--settle", True, "only a question (--model, --cluster, ...) can be settled")
+    _best_of_tuning(tuning, target, db=db, as_json=as_json)
+    return None
+
+
+def _best_of_tuning(tuning: str | None, target: str | None, *, db: str | None, as_json: bool) -> None:
     from autotune.cli.database import open_to_read
     from autotune.tuning.report import best_answer
 

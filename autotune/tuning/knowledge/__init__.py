@@ -1,0 +1,1 @@
+"""Best-known plans: recorded when a tuning ends, asked for by anybody, carried over to questions nearby."""
