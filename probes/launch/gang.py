@@ -30,7 +30,7 @@ class WorldShare:
     `warm` says that the world was formed before, on these nodes in this order.
 
     Raises:
-        InputError: no such node in the gang.
+        InputError: no such node in the gang, or a world without a name.
     """
 
     world_id: str
@@ -39,6 +39,8 @@ class WorldShare:
     warm: bool = False
 
     def __post_init__(self) -> None:
+        if not self.world_id:
+            raise InputError("world.world_id", self.world_id, "every world has a name of its own")
         if not 0 <= self.index < self.cluster.nodes:
             allowed = f"the nodes of this gang are numbered 0 to {self.cluster.nodes - 1}"
             raise InputError("world.index", self.index, allowed)
@@ -152,6 +154,8 @@ class NodeRanks:
         pool = self._pool if self.world_id == share.world_id else None
         if pool is None:
             if share.warm:
+                if not self.world_id:
+                    self.end()  # what is left of a world that lost a rank
                 return _failed(
                     FailureKind.LOST, f"this node does not hold the ranks of world {share.world_id} any more"
                 )

@@ -6,6 +6,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
+
 from autotune.specs import (
     ClusterSpec,
     CollectiveReading,
@@ -43,7 +45,8 @@ def merged_readings(
 ) -> tuple[Readings, RankFailure | None]:
     """The readings, or a failure if what the ranks reported is no reading (a time that is not a number, say)."""
     try:
-        return _merged(request, reports, cluster), None
+        with np.errstate(all="ignore"):  # no warning: what becomes of it is refused
+            return _merged(request, reports, cluster), None
     except _MALFORMED as error:
         text = str(error).splitlines()[-1] if isinstance(error, ValueError) and str(error) else repr(error)
         message = f"the ranks' reports are no reading: {text}"

@@ -143,12 +143,15 @@ class LocalProber:
 
     def _next_log_dir(self, kind: str) -> Path:
         """A new directory for one probe's logs, below one of this prober's own."""
-        if self._log_dir is None:
-            self._log_root.mkdir(parents=True, exist_ok=True)
-            prefix = datetime.now(UTC).strftime("%Y%m%dT%H%M%SZ-")
-            self._log_dir = Path(tempfile.mkdtemp(prefix=prefix, dir=self._log_root))
-        log_dir = self._log_dir / f"{next(self._numbers):04d}-{kind}"
-        log_dir.mkdir()
+        try:
+            if self._log_dir is None:
+                self._log_root.mkdir(parents=True, exist_ok=True)
+                prefix = datetime.now(UTC).strftime("%Y%m%dT%H%M%SZ-")
+                self._log_dir = Path(tempfile.mkdtemp(prefix=prefix, dir=self._log_root))
+            log_dir = self._log_dir / f"{next(self._numbers):04d}-{kind}"
+            log_dir.mkdir()
+        except OSError as error:
+            raise ProberError(f"no logs can be written below {self._log_root}: {error}") from error
         return log_dir
 
 

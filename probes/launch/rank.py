@@ -13,6 +13,7 @@ import traceback
 from queue import SimpleQueue
 from typing import Any
 
+from autotune.errors import ProberError
 from autotune.specs import DeviceKind
 from probes.launch.channel import Channel, Message
 from probes.launch.service import Rank, RankConfig, failure_message, listen, log_to, spare_outputs
@@ -46,13 +47,26 @@ def _join(config: RankConfig, channel: Channel, inbox: SimpleQueue[Message], dev
     from torch._C._distributed_c10d import TCPStore
 
     if config.rank == 0:
-        store = TCPStore(config.store_host, 0, is_master=True, wait_for_workers=False)
+        listener = _listener(config.store_host)
+        port = listener.getsockname()[1]
+        store = TCPStore(
+            config.store_host, port, is_master=True, wait_for_workers=False, master_listen_fd=listener.detach()
+        )
         channel.send({"type": "store", "port": store.port})
     else:
         meeting = inbox.get()
         store = TCPStore(meeting["host"], meeting["port"], is_master=False)
     device_id = None if config.kind is DeviceKind.CPU else torch.device(device)
     dist.init_process_group(backend, store=store, rank=config.rank, world_size=config.world_size, device_id=device_id)
+
+
+def _listener(host: str) -> socket.socket:
+    """A socket on this address alone: torch's own listens on every network, and a store asks nobody who they are."""
+    try:
+        family = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)[0][0]
+        return socket.create_server((host, 0), family=family)
+    except OSError as error:
+        raise ProberError(f"rank 0 cannot listen on {host!r}: {error}") from error
 
 
 if __name__ == "__main__":

@@ -14,6 +14,8 @@ from local_ranks import AMPLE_S, cpu_cluster
 
 from autotune.specs import (
     ClusterSpec,
+    CollectiveOp,
+    CollectiveRequest,
     FailureKind,
     JobMember,
     MemberOrder,
@@ -26,6 +28,9 @@ from autotune.specs import (
 from probes.launch import NodeRanks, WorldShare
 from probes.launch.merging import merged_outcome
 
+SHORT = CollectiveRequest(op=CollectiveOp.ALL_REDUCE, group_size=2, sizes_bytes=(1024, 4096), iterations=3)
+# Far longer than any test: it ends because somebody ends it.
+ENDLESS = CollectiveRequest(op=CollectiveOp.ALL_REDUCE, group_size=2, sizes_bytes=(1024,), iterations=10**9)
 NAMES = ("node-a", "node-b")
 
 
@@ -62,9 +67,9 @@ class Board:
                     return MemberOrder(go_on=False, failure=report.failure, reason=f"{NAMES[other]}: {report.message}")
             return MemberOrder(go_on=True, endpoint=self.endpoint)
 
-    def members(self) -> list[JobMember]:
+    def members(self, nodes: int = 2) -> list[JobMember]:
         """In reverse, because nothing may hang on the order."""
-        return [member(index, self.reports.get(index)) for index in (1, 0)]
+        return [member(index, self.reports.get(index)) for index in reversed(range(nodes))]
 
 
 def member(index: int, report: MemberReport | None) -> JobMember:
@@ -106,7 +111,7 @@ class Gang:
             runs = [threads.submit(self.run_one, index, request, deadline_s, warm) for index in range(len(self.nodes))]
         for run in runs:
             run.result()
-        return merged_outcome(request, self.cluster, self.board.members())
+        return merged_outcome(request, self.cluster, self.board.members(self.cluster.nodes))
 
     def run_one(self, index: int, request: ProbeRequest, deadline_s: float = AMPLE_S, warm: bool = False) -> None:
         """One node's share of a job."""

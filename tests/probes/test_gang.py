@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
+import os
 import signal
 from collections.abc import Iterator
 from pathlib import Path
 
 import psutil
 import pytest
-from gangs import NAMES, Gang, gang_cluster, stop
+from gangs import ENDLESS, NAMES, SHORT, Gang, gang_cluster, stop
 from local_ranks import AMPLE_S, assert_gone
 
 from autotune.errors import InputError
 from autotune.specs import (
-    CollectiveOp,
-    CollectiveRequest,
     FailureKind,
     MemberOrder,
     ModelSpec,
@@ -28,9 +27,6 @@ from autotune.specs import (
 from probes.launch import NodeRanks, WorldShare
 from probes.launch.merging import blamed_node, merged_outcome
 
-SHORT = CollectiveRequest(op=CollectiveOp.ALL_REDUCE, group_size=2, sizes_bytes=(1024, 4096), iterations=3)
-# Far longer than any test: it ends because somebody ends it.
-ENDLESS = CollectiveRequest(op=CollectiveOp.ALL_REDUCE, group_size=2, sizes_bytes=(1024,), iterations=10**9)
 SHAPE = {"layers": 2, "heads": 4, "gated": True, "tied": False, "norm": "rmsnorm"}
 
 
@@ -210,6 +206,29 @@ def test_nobody_to_ask_is_no_reason_to_stop(gang: Gang) -> None:
     assert {"order 0", "order 1"} <= set(asked)
 
 
-def test_no_such_node() -> None:
+def test_a_rank_that_died_between_probes(gang: Gang) -> None:
+    processes = warmed(gang)
+    processes[0].kill()
+    os.waitid(os.P_PID, processes[0].pid, os.WEXITED | os.WNOWAIT)  # it has ended; its node has not looked yet
+    failure = gang.run(SHORT, warm=True).failure
+    assert failure is not None
+    assert failure.kind is FailureKind.LOST
+    assert blamed_node(gang.board.members()) == "node-a"
+    assert_gone(processes, 0)
+
+
+@pytest.mark.usefixtures("_rank_environment")
+def test_an_address_that_is_not_the_nodes(tmp_path: Path) -> None:
+    node = NodeRanks(log_root=tmp_path, interface="lo", address="192.0.2.1")  # reserved for documentation, RFC 5737
+    with Gang(gang_cluster(nodes=1), [node]) as gang:
+        failure = gang.run(SHORT).failure
+    assert failure is not None
+    assert (failure.kind, failure.rank) == (FailureKind.UNAVAILABLE, 0)
+    assert "rank 0 cannot listen on '192.0.2.1'" in failure.message
+
+
+def test_shares_that_cannot_be() -> None:
     with pytest.raises(InputError, match="numbered 0 to 1"):
         WorldShare(world_id="world", index=2, cluster=gang_cluster())
+    with pytest.raises(InputError, match="a name of its own"):
+        WorldShare(world_id="", index=0, cluster=gang_cluster())

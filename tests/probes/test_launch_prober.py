@@ -167,5 +167,5 @@ def test_kill_9_of_the_launcher_leaves_no_rank(tmp_path: Path) -> None:
 
 
 def test_the_launching_side_loads_no_torch() -> None:
-    code = "import sys, probes.launch, probes.collective_report; sys.exit('torch' in sys.modules)"
+    code = "import sys, probes.launch, probes.inventory; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
