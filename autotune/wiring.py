@@ -11,6 +11,8 @@ ELSEWHERE = "`autotune plan` ranks plans without any hardware"
 
 if TYPE_CHECKING:
     from autotune.specs import ClusterSpec, Job
+    from autotune.tuning.fleet.finishing import Ending
+    from autotune.tuning.fleet.service import FleetService
     from autotune.tuning.ports import Prober
     from autotune.tuning.service import TuningService
     from probes.inventory import NodeInventory
@@ -84,6 +86,22 @@ def open_queue(settings: Settings) -> CeleryQueue:
     from workers.queue import CeleryQueue
 
     return CeleryQueue(create_app(settings))
+
+
+def open_fleet(settings: Settings, store: SqlStore) -> FleetService:
+    """The service of a fleet over a store and the settings' broker. Close it; the store stays open."""
+    from autotune.tuning.fleet.service import FleetService
+
+    return FleetService(store, open_queue(settings), merge_reports)
+
+
+def merge_reports(job: Job) -> Ending:
+    """What the reports of a job's members amount to."""
+    from autotune.tuning.fleet.finishing import Ending
+    from probes.launch.merging import blamed_node, merged_outcome
+
+    outcome = merged_outcome(job.request, job.cluster, job.members)
+    return Ending(outcome=outcome, blamed=blamed_node(job.members))
 
 
 def open_ranks(settings: Settings, *, address: str, interface: str) -> NodeRanks:

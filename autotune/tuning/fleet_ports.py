@@ -59,6 +59,9 @@ class Queue(Protocol):
     def canary(self, node: str, session: str) -> bool:
         """To one node: prove that you consume, by renewing your heartbeat."""
 
+    def close(self) -> None:
+        """Lets go of the broker."""
+
 
 class FleetStore(Store, Protocol):
     """A Store that knows nodes, jobs and leases. Each method is one transaction."""

@@ -1,0 +1,260 @@
+"""FleetService: what the API, the workers and the beat ask of a fleet."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+import uuid
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+
+from autotune.errors import InputError, StoreConflictError
+from autotune.specs import (
+    Budget,
+    ClusterSpec,
+    Job,
+    JobState,
+    ModelSpec,
+    Node,
+    NodeState,
+    SamplerName,
+    Space,
+    Trial,
+    Tuning,
+    TuningEvent,
+    TuningState,
+    Workload,
+)
+from autotune.tuning.fleet.advance import FleetCampaign
+from autotune.tuning.fleet.eligibility import obstacle, why_waiting
+from autotune.tuning.fleet.finishing import Merge, finish
+from autotune.tuning.fleet.scheduling import schedule
+from autotune.tuning.fleet.sweeping import sweep
+from autotune.tuning.fleet_ports import FleetStore, Queue
+from autotune.tuning.ownership import process_owner
+from autotune.tuning.service import Best, best_of, check_request
+
+log = logging.getLogger("autotune.fleet")
+
+MOST_CONFLICTS = 20
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NodeStatus:
+    """A node, why it may not get jobs (empty: it may), and the job that holds it (empty: none)."""
+
+    node: Node
+    obstacle: str
+    job_id: str
+
+
+class FleetService:
+    """Requests to a fleet, and what moves them on.
+
+    Args:
+        store: keeps everything.
+        queue: carries ids to workers.
+        merge: what the reports of a job's members amount to.
+    """
+
+    def __init__(self, store: FleetStore, queue: Queue, merge: Merge) -> None:
+        self._store, self._queue, self._merge = store, queue, merge
+
+    def close(self) -> None:
+        """Lets go of the broker; the store is whoever's opened it."""
+        self._queue.close()
+
+    # -- requests -----------------------------------------------------------------------------------------
+
+    def submit(
+        self,
+        model: ModelSpec,
+        cluster: ClusterSpec,
+        workload: Workload,
+        *,
+        space: Space = Space(),
+        budget: Budget = Budget(),
+        seed: int = 0,
+        cold: bool = False,
+        sampler: SamplerName = SamplerName.PLAN,
+        principal: str,
+        idempotency_key: str | None = None,
+    ) -> tuple[Tuning, bool]:
+        """Stores a request, QUEUED, or joins a live one that asks for the same; then sends its id.
+
+        `cluster` is a pool, by its name, with as many nodes as the training would use. Returns the tuning and whether
+        it was created now.
+
+        Raises:
+            UnknownNameError: no such pool.
+            InputError: other hardware than the pool's, more nodes than it has, or no plan is legal.
+            NothingFitsError: no legal plan is estimated to fit.
+            StoreConflictError: the idempotency key was used for another request.
+        """
+        self._require_pool(cluster)
+        check_request(model, cluster, workload, space)
+        now = self._store.now()
+        tuning = Tuning(
+            id=uuid.uuid4().hex[:12],
+            model=model,
+            cluster=cluster,
+            workload=workload,
+            space=space,
+            budget=budget,
+            seed=seed,
+            cold=cold,
+            sampler=sampler,
+            pool=cluster.name,
+            principal=principal,
+            created_at=now,
+            updated_at=now,
+        )
+        asked = request_key(tuning)
+        self._store.put_model(model)
+        stored, created = self._store.submit_tuning(
+            tuning, sharing_key=asked, request_digest=asked, idempotency_key=idempotency_key
+        )
+        if created:
+            self._queue.advance(stored.id)
+        return stored, created
+
+    def cancel(self, tuning_id: str, principal: str, *, force: bool = False) -> Tuning:
+        """Takes back a principal's request. When nobody asks for it any more (or by `force`) it is cancelled: its
+        queued jobs end now, running ones are told to stop within a second or so.
+
+        Raises:
+            UnknownNameError: no such tuning.
+            InputError: it has ended already.
+        """
+        tuning = self._store.tuning(tuning_id)
+        if tuning.state.ended and tuning.state is not TuningState.CANCELLED:
+            raise InputError("tuning", tuning.id, f"it has ended already ({tuning.state})")
+        if not self._store.withdraw(tuning.id, principal) and not force:
+            return tuning
+        tuning = self._end(tuning, f"cancelled by {principal}")
+        self._store.cancel_jobs(tuning.id)  # again too, if who cancelled it first died before this line
+        self._queue.schedule(tuning.pool)
+        return tuning
+
+    def _end(self, tuning: Tuning, reason: str) -> Tuning:
+        """Makes a tuning CANCELLED whoever advances it: they find themselves without their claim."""
+        for _ in range(MOST_CONFLICTS):
+            if tuning.state.ended:
+                return tuning
+            changes = {"state": TuningState.CANCELLED, "owner": "", "stop_reason": reason, "message": ""}
+            ended = tuning.model_copy(update={**changes, "updated_at": self._store.now()})
+            with suppress(StoreConflictError):  # a tuner has claimed or released it since
+                self._store.save_tuning(ended, expected_owner=tuning.owner)
+            tuning = self._store.tuning(tuning.id)
+        raise StoreConflictError(f"tuning {tuning.id!r} is being claimed all the time")
+
+    def _require_pool(self, cluster: ClusterSpec) -> None:
+        pool = self._store.cluster(cluster.name)
+        same = pool.model_copy(update={"nodes": cluster.nodes, "inter": cluster.inter or pool.inter})
+        asked = cluster.model_copy(update={"inter": cluster.inter or pool.inter})
+        if same.key != asked.key:
+            ours, theirs = same.to_data(), asked.to_data()
+            differ = ", ".join(name for name in ours if ours[name] != theirs[name])
+            raise InputError("cluster", cluster.name, f"the pool of that name has other hardware ({differ} differ)")
+        most = max(pool.nodes, len(self._store.nodes(cluster.name)))
+        if cluster.nodes > most:
+            raise InputError("cluster.nodes", cluster.nodes, f"pool {cluster.name} has {most}")
+
+    # -- what moves them on -------------------------------------------------------------------------------
+
+    def advance(self, tuning_id: str) -> None:
+        """Takes the next steps of a tuning, unless somebody else is at it."""
+        seen = self._live_jobs(tuning_id)
+        campaign = FleetCampaign(self._store, tuning_id, f"{uuid.uuid4().hex[:8]}@{process_owner()}")
+        dispatched = False
+        try:
+            dispatched = campaign.advance()
+        except StoreConflictError as error:
+            log.info("tuning %s: %s", tuning_id, error)
+        finally:
+            campaign.close()
+        if dispatched:
+            self._queue.schedule(self._store.tuning(tuning_id).pool)
+        if seen - self._live_jobs(tuning_id):
+            self._queue.advance(tuning_id)  # one ended meanwhile, and whoever was told of it found it claimed
+
+    def schedule(self, pool: str) -> Sequence[Job]:
+        """Grants what can run in a pool now."""
+        return schedule(self._store, self._queue, pool)
+
+    def finish(self, job: Job) -> Job | None:
+        """Ends a job that all its members have reported or been lost from; None if somebody has."""
+        return finish(self._store, self._queue, job, self._merge(job))
+
+    def sweep(self) -> None:
+        """Sends again what is due, and ends what was left."""
+        sweep(self._store, self._queue, self._merge)
+
+    # -- answers ------------------------------------------------------------------------------------------
+
+    def tuning(self, tuning_id: str) -> Tuning:
+        """The tuning as it stands."""
+        return self._store.tuning(tuning_id)
+
+    def why_waiting(self, tuning_id: str) -> str:
+        """What a tuning waits for just now, in words: nodes for its oldest queued job; empty if it does not wait."""
+        tuning = self._store.tuning(tuning_id)
+        queued = self._store.jobs(tuning_id=tuning.id, states={JobState.QUEUED}, limit=1)
+        if not queued:
+            return tuning.message
+        nodes, leased = self._store.nodes(tuning.pool), self._store.leased_nodes(tuning.pool)
+        return why_waiting(queued[0], nodes, leased, self._store.now())
+
+    def trials(self, tuning_id: str) -> Sequence[Trial]:
+        """The trials of a tuning by number."""
+        return self._store.trials(self._store.tuning(tuning_id).id)
+
+    def best(self, tuning_id: str) -> Best | None:
+        """The winner of a tuning so far; None when nothing was measured."""
+        tuning = self._store.tuning(tuning_id)
+        return best_of(self._store.trials(tuning.id), tuning.cluster)
+
+    def events(self, tuning_id: str, *, after: int = 0, limit: int = 500) -> Sequence[TuningEvent]:
+        """The tuning's log, oldest first."""
+        return self._store.events(self._store.tuning(tuning_id).id, after=after, limit=limit)
+
+    def nodes(self, pool: str | None = None) -> Sequence[NodeStatus]:
+        """The nodes by name, each with why it may not get jobs, and what holds it."""
+        leased, now = self._store.leased_nodes(pool), self._store.now()
+        needed = {cluster.name: cluster.gpus_per_node for cluster in self._store.clusters()}
+        return [
+            NodeStatus(
+                node=node, obstacle=obstacle(node, now, needed.get(node.pool, 1)), job_id=leased.get(node.name, "")
+            )
+            for node in self._store.nodes(pool)
+        ]
+
+    def quarantine(self, name: str, reason: str) -> Node:
+        """Gives a node no more jobs until it is released; what runs on it goes on. Raises UnknownNameError."""
+        # A release forgets failures: a node that has some is checked, and comes back by itself.
+        self._store.set_node_state(name, NodeState.READY, "")
+        self._store.set_node_state(name, NodeState.QUARANTINED, reason)
+        return self._store.node(name)
+
+    def release(self, name: str) -> Node:
+        """Lets a node have jobs again, and forgets its failures. Raises UnknownNameError."""
+        self._store.set_node_state(name, NodeState.READY, "")
+        self._queue.schedule(self._store.node(name).pool)
+        return self._store.node(name)
+
+    def _live_jobs(self, tuning_id: str) -> set[str]:
+        live = {JobState.QUEUED, JobState.GRANTED, JobState.REPORTED}
+        return {job.id for job in self._store.jobs(tuning_id=tuning_id, states=live)}
+
+
+def request_key(tuning: Tuning) -> str:
+    """Equal for requests that ask for the same thing, whoever asks and when."""
+    parts = {name: getattr(tuning, name).to_data() for name in ("model", "cluster", "workload", "space", "budget")} | {
+        "seed": tuning.seed,
+        "cold": tuning.cold,
+        "sampler": tuning.sampler.value,
+    }
+    text = json.dumps(parts, sort_keys=True, separators=(",", ":"))
+    return hashlib.sha256(text.encode()).hexdigest()

@@ -1,0 +1,69 @@
+"""The sweep: whatever a lost message, a crash or a dead node left undone is found in the database and done."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterable
+from datetime import datetime
+from typing import TypeVar
+
+from autotune.specs import Job, JobState, Node
+from autotune.tuning.fleet.eligibility import LOST_AFTER_S
+from autotune.tuning.fleet.finishing import Merge, finish
+from autotune.tuning.fleet.health_checks import check_quarantined
+from autotune.tuning.fleet.scheduling import schedule, send
+from autotune.tuning.fleet_ports import FleetStore, Queue
+
+log = logging.getLogger("autotune.fleet")
+
+SWEEP_S = 5.0
+"""How often a sweep comes."""
+
+UNSENT_AFTER_S = 5.0
+CANARY_AFTER_S = 30.0
+"""A node that does nothing and was not heard of for so long is asked to prove that it consumes."""
+
+MOST_LIVE_JOBS = 200
+
+Item = TypeVar("Item")
+
+
+def sweep(store: FleetStore, queue: Queue, merge: Merge) -> None:
+    """One pass over everything that may be due. Safe at any time, and beside another one.
+
+    One broken record does not keep the others waiting: what an item raises is logged, and the rest goes on.
+    """
+    store.expire_members()
+    _each("end job", store.jobs(states={JobState.REPORTED}), lambda job: finish(store, queue, job, merge(job)))
+    _each("cancel jobs of", _abandoned(store), store.cancel_jobs)
+    _each("send", store.unsent_members(UNSENT_AFTER_S), lambda job: send(queue, job))
+    nodes, leased, now = store.nodes(), store.leased_nodes(), store.now()
+    pools = sorted({node.pool for node in nodes})
+    _each("check health in", pools, lambda pool: check_quarantined(store, queue, pool))
+    _each("schedule", pools, lambda pool: schedule(store, queue, pool))
+    _each("advance", store.due_tunings(), queue.advance)
+    silent = [node for node in nodes if node.name not in leased and is_canary_due(node, now)]
+    _each("canary", silent, lambda node: queue.canary(node.name, node.session))
+
+
+def is_canary_due(node: Node, now: datetime) -> bool:
+    """Whether an idle node is to prove that it consumes: at once when silent, now and then when lost."""
+    age_s = (now - node.heartbeat_at).total_seconds()
+    if age_s <= CANARY_AFTER_S:
+        return False
+    return age_s <= LOST_AFTER_S or age_s % CANARY_AFTER_S < SWEEP_S
+
+
+def _abandoned(store: FleetStore) -> Iterable[str]:
+    """Ended tunings with jobs left: who cancelled them died before it cancelled those."""
+    live = store.jobs(states={JobState.QUEUED, JobState.GRANTED}, limit=MOST_LIVE_JOBS)
+    tunings = {job.tuning_id for job in live if job.tuning_id is not None and not job.cancelled}
+    return [tuning_id for tuning_id in sorted(tunings) if store.tuning(tuning_id).state.ended]
+
+
+def _each(what: str, items: Iterable[Item], act: Callable[[Item], object]) -> None:
+    for item in items:
+        try:
+            act(item)
+        except Exception:
+            log.exception("sweep: could not %s %s", what, item.id if isinstance(item, Job) else item)
