@@ -12,7 +12,7 @@ from pathlib import Path
 from deploy.box.network import NODE_DEVICE, Network
 from deploy.box.processes import Command, Processes, run_once
 
-API_PORT = 8000
+API_PORT = 8765
 KEY_NAME = "box"
 _READY_S = 120.0
 _AUTOTUNE = str(Path(sys.executable).with_name("autotune"))
