@@ -79,7 +79,7 @@ class JobStore(SessionStore):
         if pool is not None:
             query = query.join(NodeRow, NodeRow.name == LeaseRow.node).where(NodeRow.pool == pool)
         with self.reading() as session:
-            return dict(session.execute(query).tuples().all())
+            return dict(session.execute(query).all())
 
     def gpu_s_by_principal(self, since: datetime) -> dict[str, float]:
         """GPU-seconds that each principal's jobs used since then: the devices that they held, while they held them."""

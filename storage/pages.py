@@ -55,7 +55,7 @@ class PageStore(SessionStore):
 
 
 def _by_state(session: Session, row: type[TuningRow] | type[JobRow] | type[NodeRow]) -> dict[str, int]:
-    return dict(session.execute(select(row.state, func.count()).group_by(row.state)).tuples().all())
+    return dict(session.execute(select(row.state, func.count()).group_by(row.state)).all())
 
 
 def _query(row: type[CollectiveRow] | type[LayerRow] | type[StepRow]) -> Select[Any]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from store_records import CLUSTER, COLLECTIVE_REQUEST, DEVICE, FINGERPRINT, MODEL, MOMENT, WORKLOAD, trial, tuning
+
 from autotune.specs import (
     FailureKind,
     Job,
@@ -15,7 +17,6 @@ from autotune.specs import (
     Tuning,
 )
 from autotune.tuning.fleet_ports import FleetStore
-from store_records import CLUSTER, COLLECTIVE_REQUEST, DEVICE, FINGERPRINT, MODEL, MOMENT, WORKLOAD, trial, tuning
 
 POOL = CLUSTER.name
 LONG_S = 3600.0
@@ -59,7 +60,9 @@ def fleet_tuning(tuning_id: str = "tuning-1", principal: str = "ada", **changes:
 
 def report(failure: FailureKind | None = None, **changes: object) -> MemberReport:
     """What a node of four ranks reports: all went well, or rank 0 failed so."""
-    first = RankReport(rank=0, report=None if failure else {"time_s": 0.1}, failure=failure, message="m", log_tail="\x00")
+    first = RankReport(
+        rank=0, report=None if failure else {"time_s": 0.1}, failure=failure, message="m", log_tail="\x00"
+    )
     good = tuple(RankReport(rank=rank, report={"time_s": 0.1}) for rank in range(1, 4))
     return MemberReport(ranks=(first, *good), kept_warm=True, setup_s=1.0, wall_s=2.5).model_copy(update=changes)
 

@@ -1,0 +1,125 @@
+"""The rules of FleetStore about nodes: registration, heartbeats, blame."""
+
+from __future__ import annotations
+
+import pytest
+from fleet_records import LONG_S, MOMENT, granted, job, node, pair, reported
+
+from autotune.errors import UnknownNameError
+from autotune.specs import FailureKind, JobState, MemberState, NodeIncident, NodeState
+from autotune.tuning.fleet_ports import FleetStore
+from storage import SqlStore
+
+
+def incident(name: str, kind: str = "crash") -> NodeIncident:
+    return NodeIncident(node=name, at=MOMENT, kind=kind, message=f"{kind} of {name}", job_id="job-1")
+
+
+def test_is_a_fleet_store(store: SqlStore) -> None:
+    as_port: FleetStore = store
+    assert as_port.nodes() == []
+
+
+def test_a_node_comes_back_equal_with_the_databases_moments(store: SqlStore) -> None:
+    before = store.now()
+    new = node("gpu-1", state=NodeState.QUARANTINED, reason="7 of 8 GPUs")
+    found = store.register_node(new)
+    assert before <= found.registered_at == found.heartbeat_at <= store.now()
+    assert found.model_copy(update={"registered_at": MOMENT, "heartbeat_at": MOMENT}) == new
+    assert store.node("gpu-1") == found
+
+
+def test_nodes_come_by_name_and_pool(store: SqlStore) -> None:
+    for name, pool in (("B", "one"), ("a", "two"), ("C", "two")):
+        store.register_node(node(name, pool=pool))
+    assert [each.name for each in store.nodes()] == ["B", "C", "a"]
+    assert [each.name for each in store.nodes("two")] == ["C", "a"]
+
+
+def test_an_unknown_node_is_an_error_that_repeats_it(store: SqlStore) -> None:
+    store.register_node(node("a"))
+    for ask in (
+        lambda: store.node("nobody"),
+        lambda: store.set_node_state("nobody", NodeState.READY, ""),
+        lambda: store.blame_node(incident("nobody"), quarantine_at=2),
+    ):
+        with pytest.raises(UnknownNameError, match=r"nobody.*known: a"):
+            ask()
+    assert store.incidents() == []
+    assert not store.beat_node("nobody", "s1")
+
+
+def test_a_new_session_replaces_the_inventory_and_leaves_the_judgement(store: SqlStore) -> None:
+    store.register_node(node("a"))
+    store.blame_node(incident("a"), quarantine_at=1)
+    found = store.register_node(node("a", "s2", slots=3, address="10.9.9.9", state=NodeState.READY, failures=0))
+    assert (found.session, found.slots, found.address) == ("s2", 3, "10.9.9.9")
+    assert (found.state, found.reason, found.failures) == (NodeState.QUARANTINED, "crash of a", 1)
+
+
+def test_a_new_session_evicts_the_older_one(store: SqlStore) -> None:
+    pair(store)
+    found = granted(store, job("job-1"))
+    assert store.start_member("job-1", found.token, "a", "s1", lease_s=LONG_S)
+    store.register_node(node("a", "s2"))
+    assert not store.beat_node("a", "s1")
+    assert store.beat_node("a", "s2")
+    members = store.job("job-1").members
+    assert [member.state for member in members] == [MemberState.LOST, MemberState.LEASED]
+    # Neither session can go on: the older one is not the node's any more, the newer one never had the lease.
+    for session in ("s1", "s2"):
+        assert store.start_member("job-1", found.token, "a", session, lease_s=LONG_S) is None
+        assert not store.renew_member("job-1", found.token, "a", session, lease_s=LONG_S).go_on
+    order = store.renew_member("job-1", found.token, "b", "s1", lease_s=LONG_S)
+    assert (order.go_on, order.failure) == (False, FailureKind.LOST)
+    assert store.leased_nodes() == {"a": "job-1", "b": "job-1"}
+    store.register_node(node("b", "s2"))
+    assert store.job("job-1").state is JobState.REPORTED
+
+
+def test_a_world_that_lost_a_node_is_forgotten_by_all(store: SqlStore) -> None:
+    pair(store)
+    found = granted(store, job("job-1"))
+    assert [each.world_id for each in store.nodes()] == [found.world_id, found.world_id]
+    store.register_node(node("b", "s2"))
+    assert [each.world_id for each in store.nodes()] == ["", ""]
+
+
+def test_the_same_session_may_register_again(store: SqlStore) -> None:
+    pair(store)
+    found = granted(store, job("job-1"))
+    again = store.register_node(node("a", cores=8))
+    assert (again.cores, again.world_id) == (8, found.world_id)
+    assert reported(store, found).state is JobState.REPORTED
+
+
+def test_a_heartbeat_is_the_databases(store: SqlStore) -> None:
+    first = store.register_node(node("a")).heartbeat_at
+    while store.now() <= first:  # SQLite's clock has milliseconds
+        pass
+    assert store.beat_node("a", "s1")
+    assert first < store.node("a").heartbeat_at <= store.now()
+
+
+def test_a_node_that_fails_in_a_row_is_quarantined_until_it_is_released(store: SqlStore) -> None:
+    store.register_node(node("a"))
+    first = store.blame_node(incident("a"), quarantine_at=2)
+    assert (first.state, first.failures) == (NodeState.READY, 1)
+    store.clear_blame(["a", "nobody"])
+    store.blame_node(incident("a"), quarantine_at=2)
+    second = store.blame_node(incident("a", "hang"), quarantine_at=2)
+    assert (second.state, second.failures, second.reason) == (NodeState.QUARANTINED, 2, "hang of a")
+    store.clear_blame(["a"])
+    assert store.node("a").state is NodeState.QUARANTINED
+    store.blame_node(incident("a"), quarantine_at=9)
+    store.set_node_state("a", NodeState.READY, "passed its health probe")
+    found = store.node("a")
+    assert (found.state, found.failures, found.reason) == (NodeState.READY, 0, "passed its health probe")
+
+
+def test_incidents_come_newest_first(store: SqlStore) -> None:
+    pair(store)
+    for name, kind in (("a", "crash"), ("b", "hang"), ("a", "slow")):
+        store.blame_node(incident(name, kind), quarantine_at=9)
+    assert [each.kind for each in store.incidents()] == ["slow", "hang", "crash"]
+    assert list(store.incidents("a", limit=1)) == [incident("a", "slow")]
