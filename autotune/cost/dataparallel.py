@@ -64,18 +64,18 @@ def gradient_costs(
         worst(CollectiveOp.ALL_REDUCE, gradient, buckets),
         worst(CollectiveOp.REDUCE_SCATTER, gradient, layers),
         worst(CollectiveOp.ALL_GATHER, stored, layers),
-        _tied(model, workload, layouts, network),
+        _tied(model, gradient, layouts, network),
     )
 
 
-def _tied(model: ModelSpec, workload: Workload, layouts: Layouts, network: Network) -> FloatColumn:
+def _tied(model: ModelSpec, gradient_bytes: int, layouts: Layouts, network: Network) -> FloatColumn:
     """Seconds of the exchange between first and last stage; zero where there is nothing to exchange."""
     if not model.tied:
         return np.zeros(len(layouts))
     block = layouts.tp * layouts.cp * layouts.dp
     size = np.where(layouts.pp > 1, 2.0, 1.0)
     alpha, beta = network.columns(CollectiveOp.ALL_REDUCE, size, np.maximum(block * (layouts.pp - 1), 1.0))
-    return alpha + beta * (model.vocab * model.hidden * workload.grad_dtype.size_bytes) / layouts.tp
+    return alpha + beta * (model.vocab * model.hidden * gradient_bytes) / layouts.tp
 
 
 def communication(

@@ -72,7 +72,10 @@ class BytesColumns:
 
 @dataclass(frozen=True, eq=False)
 class EstimateTable:
-    """Estimates of a table of plans, row by row. Sums of parts are exact by construction."""
+    """Estimates of a table of plans, row by row. Sums of parts are exact by construction.
+
+    `network_unread`: there is a link between nodes, and its speed is the catalog's word only.
+    """
 
     seconds: SecondsColumns
     bytes: BytesColumns
@@ -80,6 +83,7 @@ class EstimateTable:
     worst_stage: IntColumn
     basis: Basis
     framework: Framework
+    network_unread: bool
     queued: bool
     tokens_per_step: int
     devices: int
@@ -222,6 +226,7 @@ def estimate_table(
         worst_stage=stage,
         basis=speeds.basis,
         framework=framework,
+        network_unread=cluster.nodes > 1 and not (profile and any(fit.crosses_nodes for fit in profile.links)),
         queued=speeds.queued,
         tokens_per_step=workload.tokens_per_step,
         devices=cluster.devices,

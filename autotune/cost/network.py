@@ -16,18 +16,16 @@ import numpy as np
 
 from autotune.cost.framework import TORCH, Framework
 from autotune.cost.layouts import distinct
+from autotune.cost.links import ring_of
 from autotune.cost.table import FloatColumn
 from autotune.errors import MissingMeasurementError
 from autotune.specs import ClusterSpec, CollectiveOp, Link, LinkFit, Profile
-
-INTRA_LATENCY_S = 15e-6
-"""Assumption where the catalog has no latency for the link inside a node: one hop of NCCL over NVLink or PCIe."""
 
 INTER_LATENCY_S = 12e-6
 """Assumption where the catalog has no latency for the link between nodes: one hop of NCCL over RDMA."""
 
 LINK_EFFICIENCY = 0.8
-"""Assumption: share of a catalog link's rate that a collective's bus bandwidth reaches at large sizes."""
+"""Assumption: share of a link's rate between nodes that a collective's bus bandwidth reaches at large sizes."""
 
 
 USUAL_STEP_S = 0.1e-3
@@ -142,7 +140,23 @@ class Network:
         fit = min([fit for fit in level if fit.op is op] or level, key=lambda fit: _distance(fit, size, stride))
         if group.crosses_nodes and (fit.op, fit.group_size, fit.stride) != (op, size, stride):
             return self._across(op, group, fit)
-        return Cost(fit.latency_s * ring_steps(op, size), ring_traffic(op, size) / fit.bytes_per_s)
+        return self._within(op, size, stride, fit) or Cost(
+            fit.latency_s * ring_steps(op, size), ring_traffic(op, size) / fit.bytes_per_s
+        )
+
+    def _within(self, op: CollectiveOp, size: int, stride: int, fit: LinkFit) -> Cost | None:
+        """Another layout inside a node than the fitted one: as far from the catalog as the fitted one is.
+
+        None where exactly this one was measured, or the catalog has no rate.
+        """
+        if (fit.op, fit.group_size, fit.stride) == (op, size, stride) or not self._cluster.intra.bytes_per_s:
+            return None
+        read, asked = self._from_catalog(fit.op, fit.group_size, fit.stride), self._from_catalog(op, size, stride)
+        slower = fit.latency_s * ring_steps(fit.op, fit.group_size) / read.alpha_s
+        return Cost(
+            asked.alpha_s * slower,
+            asked.s_per_byte * ring_traffic(fit.op, fit.group_size) / fit.bytes_per_s / read.s_per_byte,
+        )
 
     def _as_run(self, cost: Cost, op: CollectiveOp, size: int, stride: int) -> Cost:
         """A collective across nodes as the framework runs it, where exactly this one was not measured.
@@ -183,8 +197,8 @@ class Network:
         rates = [fit.bytes_per_s for fit in self._fits if not fit.crosses_nodes and fit.group_size > 1]
         if rates:
             return 1.0 / max(rates)
-        known = self._cluster.intra.bytes_per_s
-        return 1.0 / (known * LINK_EFFICIENCY) if known else None
+        link = self._cluster.intra
+        return 1.0 / (link.bytes_per_s * ring_of(link).share) if link.bytes_per_s else None
 
     def _across_rate(self, group: Geometry, op: CollectiveOp) -> float:
         """A rank's assumed share of its node's NICs, bytes a second."""
@@ -201,18 +215,24 @@ class Network:
         levels at the same time.
         """
         group = self._geometry(size, stride)
-        inside = 1.0 / _rate(self._cluster.intra, self._cluster) if group.local > 1 else 0.0
-        inside_latency = self._cluster.intra.latency_s or INTRA_LATENCY_S
+        inside = self._inside(op, math.ceil(group.local)) if group.local > 1 else Cost(0.0, 0.0)
         if not group.crosses_nodes:
-            return Cost(inside_latency * ring_steps(op, size), ring_traffic(op, size) * inside)
+            return Cost(inside.alpha_s, ring_traffic(op, size) * inside.s_per_byte)
         assert self._cluster.inter is not None  # ClusterSpec: several nodes have a link between them
         rate = self._across_rate(group, op)
         across_latency = self._cluster.inter.latency_s or INTER_LATENCY_S
         v_node, v_cross = _two_level_traffic(op, group)
         steps = ring_steps(op, group.nodes) * across_latency
-        if op is not CollectiveOp.SEND_RECV and group.local > 1:
-            steps += ring_steps(op, math.ceil(group.local)) * inside_latency
-        return Cost(steps, max(v_node * inside, v_cross / rate))
+        if op is not CollectiveOp.SEND_RECV:
+            steps += inside.alpha_s
+        return Cost(steps, max(v_node * inside.s_per_byte, v_cross / rate))
+
+    def _inside(self, op: CollectiveOp, size: int) -> Cost:
+        """(latency, seconds a byte of traffic) of a group inside a node, from the catalog."""
+        link, steps = self._cluster.intra, ring_steps(op, size)
+        ring = ring_of(link)
+        alpha = link.latency_s * steps if link.latency_s else ring.start_s + ring.step_s * steps
+        return Cost(alpha, 1.0 / (_known_rate(link, self._cluster) * ring.share * (1.0 - ring.few / size)))
 
 
 def step_latency_s(fit: LinkFit, group: Geometry) -> float:
@@ -243,9 +263,13 @@ def _distance(fit: LinkFit, size: int, stride: int) -> float:
 
 def _rate(link: Link, cluster: ClusterSpec) -> float:
     """The assumed bus bandwidth of a catalog link, bytes a second."""
+    return _known_rate(link, cluster) * LINK_EFFICIENCY
+
+
+def _known_rate(link: Link, cluster: ClusterSpec) -> float:
     if link.bytes_per_s is None:
         raise MissingMeasurementError(
             f"the rate of link {link.name!r} of cluster {cluster.name!r} is not known; measure it with "
             "`autotune probe collective`, or give bytes_per_s in the cluster's file"
         )
-    return link.bytes_per_s * LINK_EFFICIENCY
+    return link.bytes_per_s

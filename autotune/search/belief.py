@@ -160,7 +160,7 @@ def calibrated(
     rows = np.array([i for i, _ in timed], dtype=np.intp)
     log_measured = np.log([estimates.tokens_per_step / (item.tokens_per_s_per_gpu or 1.0) for _, item in timed])
     log_measured = np.asarray(log_measured, dtype=np.float64) - np.log(estimates.devices)
-    mean, prior = _carried(lessons, estimates)
+    mean, prior = _carried(lessons, estimates, log_measured - np.log(estimates.step_time_s[rows]))
     if not learning.calibration:
         mean, prior = np.zeros_like(mean), np.zeros_like(prior)
     amplitude = PRIOR_AMPLITUDE if learning.residual else 0.0
@@ -178,15 +178,16 @@ def calibrated(
     return replace(found, parameters=parameters)
 
 
-def _carried(lessons: Sequence[Lesson], estimates: EstimateTable) -> tuple[Floats, Floats]:
+def _carried(lessons: Sequence[Lesson], estimates: EstimateTable, errors: Floats) -> tuple[Floats, Floats]:
     """The parameters' prior after other tunings; a lesson that does not say what it exercised counts for all alike."""
     taught = [item for item in lessons if item.log_speed is not None]
+    slower = np.array([-(item.log_speed or 0.0) for item in taught], dtype=np.float64)
     blank = (1.0,) + (0.0,) * (len(PARAMETERS) - 1)
     return carried_prior(
         np.array([item.slopes or blank for item in taught], dtype=np.float64).reshape(-1, len(PARAMETERS)),
-        np.array([-(item.log_speed or 0.0) for item in taught], dtype=np.float64),
+        slower,
         np.array([item.noise for item in taught], dtype=np.float64),
-        prior_covariance(estimates.framework),
+        prior_covariance(estimates, np.concatenate([slower, errors])),
     )
 
 

@@ -13,21 +13,32 @@ import numpy as np
 from numpy.typing import NDArray
 
 from autotune.cost.estimate import EstimateTable
-from autotune.cost.framework import Framework
 from autotune.cost.pieces import joined
 
 Floats = NDArray[np.float64]
+NOTHING: Floats = np.zeros(0)
 
 PRIOR_SD = {
-    "all": 0.05,
-    "compute": 0.025,
+    "all": 0.01,
+    "compute": 0.01,
     "exchange": 0.08,
-    "host": 0.1,
+    "host": 0.04,
     "messages": 0.12,
-    "gradients": 0.1,
+    "gradients": 0.2,
     "optimizer": 0.12,
 }
 """Standard deviation of each parameter before anything was measured, for a framework whose constants were checked."""
+
+UNCHECKED_SD = {
+    "all": 0.3,
+    "compute": 0.15,
+    "exchange": 0.5,
+    "host": 0.6,
+    "messages": 0.7,
+    "gradients": 0.6,
+    "optimizer": 0.7,
+}
+"""The same for one that nobody checked: sources that nothing was fitted on are off by exp(0.3) as a whole."""
 
 PARAMETERS = tuple(PRIOR_SD)
 
@@ -45,9 +56,33 @@ class Behaviour:
     slopes: Floats
 
 
-def prior_covariance(framework: Framework) -> Floats:
-    """Of the parameters, [parameters, parameters]; wider for a framework whose constants nobody checked."""
-    return np.diag((framework.doubt * np.array(list(PRIOR_SD.values()))) ** 2)
+UNREAD_SD = {"messages": 1.5, "gradients": 1.5}
+"""What comes on top of that where the link between nodes was never read: networks differ from what is on paper by about
+the factor that latencies do (cost.calibrate.LATENCY_SD)."""
+
+
+CONTRADICTED = 0.25
+"""Half of all trials and lessons off by more than this (ln), at least CONTRADICTIONS of them: what was checked
+elsewhere does not hold here. Checked frameworks are off by 0.1 on average."""
+
+CONTRADICTIONS = 3
+
+
+def prior_covariance(estimates: EstimateTable, errors: Floats = NOTHING) -> Floats:
+    """Of the parameters, [parameters, parameters].
+
+    Wider for a framework whose constants nobody checked or the errors contradict, and then for a network that was never
+    read: the checks include the networks on which they were made.
+
+    Args:
+        estimates: whose framework and network.
+        errors: ln(measured / estimated) of all trials and lessons.
+    """
+    contradicted = len(errors) >= CONTRADICTIONS and float(np.median(np.abs(errors))) > CONTRADICTED
+    if estimates.framework.checked and not contradicted:
+        return np.diag([PRIOR_SD[name] ** 2 for name in PARAMETERS])
+    network = UNREAD_SD if estimates.network_unread else {}
+    return np.diag([UNCHECKED_SD[name] ** 2 + network.get(name, 0.0) ** 2 for name in PARAMETERS])
 
 
 def behaviour(estimates: EstimateTable, parameters: Floats, rows: NDArray[np.intp] | None = None) -> Behaviour:

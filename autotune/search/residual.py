@@ -20,8 +20,8 @@ FACTORS = (0.4, 0.7, 1.0, 1.5, 3.0)
 """Amplitudes that are tried, over the expected one."""
 
 LENGTHS = (0.5, 0.7, 1.0, 1.5)
-PRIOR_AMPLITUDE = 0.08
-PRIOR_LENGTH = 0.7
+PRIOR_AMPLITUDE = 0.09
+PRIOR_LENGTH = 0.65
 OUTLIER = 3.0
 """Residuals of more standard deviations than this count less: their noise is taken to be what explains them."""
 

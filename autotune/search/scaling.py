@@ -126,10 +126,10 @@ def scaling_curve(setting: Setting) -> ScalingCurve:
             if beyond and points:
                 break
             continue
-        point, slopes = best
+        point, slopes, covariance = best
         if not points:
             first_slopes = slopes
-        points.append(_placed(point, points, slopes - first_slopes, prior_covariance(setting.framework)))
+        points.append(_placed(point, points, slopes - first_slopes, covariance))
     stop = _stop(points)
     return ScalingCurve(
         points=points,
@@ -157,8 +157,9 @@ def _sizes(cluster: ClusterSpec) -> Iterator[ClusterSpec]:
         yield cluster.model_copy(update={"nodes": nodes})
 
 
-def _best(setting: Setting) -> tuple[ScalePoint, Floats] | None:
-    """The best plan of one cluster, placed nowhere yet, and the slopes of its ln(step time) by physical parameter."""
+def _best(setting: Setting) -> tuple[ScalePoint, Floats, Floats] | None:
+    """The best plan of one cluster, placed nowhere yet; the slopes of its ln(step time) by physical parameter, and how
+    uncertain these are."""
     table = setting.plans()
     if not len(table):
         return None
@@ -179,7 +180,7 @@ def _best(setting: Setting) -> tuple[ScalePoint, Floats] | None:
         marginal=None,
         limit=limit,
     )
-    return point, slopes
+    return point, slopes, prior_covariance(estimates)
 
 
 def _placed(point: ScalePoint, before: Sequence[ScalePoint], slopes: Floats, covariance: Floats) -> ScalePoint:

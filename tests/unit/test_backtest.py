@@ -154,14 +154,14 @@ def test_a_seed_repeats_itself(tmp_path: Path) -> None:
 
 
 def sizes(folder: Path) -> list[Group]:
-    """One model on 8, 16 and 32 GPUs, and another model on 8: each ZeRO-1 plan is half as fast as estimated."""
+    """One model on 8, 16 and 32 GPUs, and another model on 8: all plans are about a third as fast as estimated."""
     rows = []
     for gpus, shape in ((8, {}), (16, {}), (32, {}), (8, {"layers": "6", "params_b": "0.08"})):
-        for micro_batch in (1, 2, 4):
+        for micro_batch, speed in ((1, 12_000), (2, 24_000), (4, 40_000)):
             for zero in (0, 1):
                 cells = {"num_gpus": gpus, "dp": gpus, "global_batch": 128, "micro_batch": micro_batch, **shape}
                 name = f"{gpus} {shape.get('layers', '12')}"
-                rows.append(row(group=name, zero_stage=zero, tokens_per_s_per_gpu=6000 // (1 + zero), **cells))
+                rows.append(row(group=name, zero_stage=zero, tokens_per_s_per_gpu=speed, **cells))
     runs, _ = read_runs(write(folder / "sizes.csv", rows), published_cluster)
     return group_runs(runs)[0]
 

@@ -1,0 +1,90 @@
+"""Priors of the physical parameters: how far trials may move an estimate, and when a check no longer counts."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from autotune.catalog import cluster_from_shorthand
+from autotune.catalog import model as preset
+from autotune.cost.estimate import EstimateTable, estimate, estimate_table
+from autotune.cost.framework import MEGATRON_DEEPSPEED, TORCH, Framework
+from autotune.cost.network import Network
+from autotune.cost.table import PlanTable
+from autotune.search.core import Search
+from autotune.search.measurement import Measurement
+from autotune.search.physics import PARAMETERS, PRIOR_SD, UNCHECKED_SD, prior_covariance
+from autotune.specs import CollectiveOp, LinkFit, Plan, Profile, Workload
+
+MODEL = preset("gpt2-xl")
+WORK = Workload(seq_len=1024, global_batch=256)
+PLANS = [Plan(tp=tp, pp=pp, dp=16 // tp // pp, micro_batch=2) for tp in (1, 2, 4) for pp in (1, 2, 4)]
+
+
+def estimates(framework: Framework, nodes: int = 2, profile: Profile | None = None) -> EstimateTable:
+    cluster = cluster_from_shorthand(f"a100-80gb-sxm:{nodes}x{16 // nodes}")
+    return estimate_table(MODEL, cluster, WORK, PlanTable.of(PLANS), profile, framework)
+
+
+def spreads(table: EstimateTable, *errors: float) -> dict[str, float]:
+    return dict(zip(PARAMETERS, np.sqrt(np.diag(prior_covariance(table, np.array(errors)))), strict=True))
+
+
+def test_checked_constants_hold_until_most_of_three_errors_contradict_them() -> None:
+    table = estimates(MEGATRON_DEEPSPEED)
+    assert spreads(table) == pytest.approx(PRIOR_SD)
+    assert spreads(table, 0.9, -0.1, 0.1) == pytest.approx(PRIOR_SD)  # one wild run says nothing of the rest
+    assert spreads(table, 0.9, 0.8) == pytest.approx(PRIOR_SD)
+    assert spreads(table, 0.9, 0.8, 0.1)["all"] == pytest.approx(UNCHECKED_SD["all"])
+
+
+def test_a_network_that_was_never_read_may_be_several_times_slower() -> None:
+    read = LinkFit(
+        op=CollectiveOp.ALL_REDUCE, group_size=16, stride=1, crosses_nodes=True, latency_s=1e-5, bytes_per_s=1e10,
+        relative_error=0.0, readings=1,
+    )  # fmt: skip
+    profile = Profile(cluster_key="c", fingerprint_key="f", links=(read,))
+    assert spreads(estimates(TORCH))["gradients"] > 2 * UNCHECKED_SD["gradients"]
+    assert spreads(estimates(TORCH, profile=profile)) == pytest.approx(UNCHECKED_SD)
+    assert spreads(estimates(TORCH, nodes=1)) == pytest.approx(UNCHECKED_SD)
+
+
+def test_a_checked_framework_learns_that_it_is_twice_as_slow_here() -> None:
+    cluster = cluster_from_shorthand("a100-80gb-sxm:2x8")
+    search = Search(MODEL, cluster, WORK, plans=PLANS, framework=MEGATRON_DEEPSPEED)
+    before = np.exp(search.belief().log_mean)
+    for plan in PLANS[:4]:
+        row = search.table.find(plan)
+        assert row is not None
+        search.tell(plan, Measurement(tokens_per_s_per_gpu=float(before[row]) / 2.0))
+    rest = [row for plan in PLANS[4:] if (row := search.table.find(plan)) is not None]
+    assert np.exp(search.belief().log_mean)[rest] == pytest.approx(before[rest] / 2.0, rel=0.15)
+
+
+def test_deepspeed_sends_a_tp_th_of_a_pipeline_message() -> None:
+    cluster = cluster_from_shorthand("a100-80gb-sxm:4x8")
+    plan = Plan(tp=8, pp=4, dp=1, micro_batch=2)
+    found = estimate(MODEL, cluster, WORK, plan, framework=MEGATRON_DEEPSPEED).seconds.pp_p2p
+    alpha, s_per_byte = Network(cluster, framework=MEGATRON_DEEPSPEED).cost(CollectiveOp.SEND_RECV, 4, 8)
+    size_bytes = 2 * WORK.seq_len * MODEL.hidden * 2 / 8
+    hops = WORK.global_batch / 2 + 4 - 1
+    expected = 2 * hops * (alpha + size_bytes * s_per_byte + MEGATRON_DEEPSPEED.message_s)
+    assert found == pytest.approx(expected)
+
+
+def test_a_tied_embedding_is_exchanged_as_gradients_are_kept() -> None:
+    """Half-precision gradients make a half of the exchange between the first and the last stage."""
+    cluster, plan = cluster_from_shorthand("a100-80gb-sxm:2x8"), Plan(tp=1, pp=2, dp=8, micro_batch=2)
+    tied = MODEL.model_copy(update={"tied": True})
+    untied = MODEL.model_copy(update={"tied": False})
+
+    def exposed(framework: Framework) -> float:
+        return (
+            estimate(tied, cluster, WORK, plan, framework=framework).seconds.dp_exposed
+            - estimate(untied, cluster, WORK, plan, framework=framework).seconds.dp_exposed
+        )
+
+    network = Network(cluster, framework=MEGATRON_DEEPSPEED).cost(CollectiveOp.ALL_REDUCE, 2, 8)
+    assert exposed(MEGATRON_DEEPSPEED) == pytest.approx(
+        network.alpha_s + network.s_per_byte * 2 * MODEL.vocab * MODEL.hidden, rel=0.01
+    )
