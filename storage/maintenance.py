@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from sqlalchemy import Connection, Table, func, select, text
+from sqlalchemy import Connection, Table, func, inspect, select, text
 
 from storage.columns import Base
 from storage.engine import build_engine, locate
@@ -73,7 +73,7 @@ def stats(url: str) -> Stats:
     with open_store(url, read_only=True) as store, store.reading() as session:
         tables = Base.metadata.sorted_tables
         rows = {table.name: session.scalar(select(func.count()).select_from(table)) or 0 for table in tables}
-        size = _size_bytes(session.connection())
+        size = size_bytes(session.connection())
     return Stats(database=location.name, schema=HEAD, rows=rows, size_bytes=size)
 
 
@@ -82,9 +82,32 @@ def _problems(connection: Connection) -> Iterator[str]:
         for (line,) in connection.execute(text("PRAGMA integrity_check")):
             if line != "ok":
                 yield line
+    missing = list(_missing(connection))
+    yield from missing
+    if missing:
+        return  # what is not there cannot be asked
     for table in Base.metadata.sorted_tables:
         yield from _orphans(connection, table)
     yield from _lost_results(connection)
+
+
+def _missing(connection: Connection) -> Iterator[str]:
+    """Tables, columns and indexes that this schema has and the database lacks: somebody altered it by hand."""
+    found = inspect(connection)
+    there = set(found.get_table_names())
+    for table in Base.metadata.sorted_tables:
+        if table.name not in there:
+            yield f"{table.name}: the table is missing"
+            continue
+        columns = {column["name"] for column in found.get_columns(table.name)}
+        for column in table.columns:
+            if column.name not in columns:
+                yield f"{table.name}: the column {column.name} is missing"
+        # By columns: PostgreSQL cuts long names.
+        indexed = [tuple(index["column_names"]) for index in found.get_indexes(table.name)]
+        for names in (tuple(column.name for column in index.columns) for index in table.indexes):
+            if names not in indexed:
+                yield f"{table.name}: the index over {', '.join(names)} is missing"
 
 
 def _orphans(connection: Connection, table: Table) -> Iterator[str]:
@@ -107,7 +130,8 @@ def _lost_results(connection: Connection) -> Iterator[str]:
         yield f"tuning_trials: {count} complete or pruned trials without a measurement"
 
 
-def _size_bytes(connection: Connection) -> int:
+def size_bytes(connection: Connection) -> int:
+    """The size of the whole database."""
     if connection.dialect.name == "sqlite":
         query = "SELECT page_count * page_size FROM pragma_page_count(), pragma_page_size()"
     else:

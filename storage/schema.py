@@ -63,11 +63,16 @@ def bring_up_to_date(engine: Engine, location: Location, target: str = HEAD) -> 
     if location.path is not None:
         use_wal(engine)
     with writer(engine).begin() as connection:
-        _lock(connection, location)
-        revision = stored_revision(connection)
-        require_known(revision, location)
-        if revision != target:
-            _upgrade(connection, target)
+        return upgrade_within(connection, location, target)
+
+
+def upgrade_within(connection: Connection, location: Location, target: str = HEAD) -> str | None:
+    """Migrates within the caller's writing transaction; returns the version that was found. Raises as above."""
+    _lock(connection, location)
+    revision = stored_revision(connection)
+    require_known(revision, location)
+    if revision != target:
+        _upgrade(connection, target)
     return revision
 
 

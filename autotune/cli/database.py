@@ -5,7 +5,8 @@ from __future__ import annotations
 import os
 from contextlib import closing
 from dataclasses import asdict
-from typing import TYPE_CHECKING
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -18,8 +19,9 @@ if TYPE_CHECKING:
 
     from autotune.specs import ClusterSpec, ModelSpec, Profile
     from storage import SqlStore
+    from storage.backup import Copy
 
-app = typer.Typer(help="The database: bring it up to date, check it, count what is in it.", no_args_is_help=True)
+app = typer.Typer(help="The database: migrate, check, count, back up, restore, compact.", no_args_is_help=True)
 
 
 def database_url(db: str | None) -> str:
@@ -117,3 +119,76 @@ def stats(db: options.Database = None, as_json: options.AsJson = False) -> None:
     for name, rows in found.rows.items():
         table.add_row(name, f"{rows:,}")
     console.print(table)
+
+
+@app.command()
+def backup(
+    file: Annotated[
+        Path, typer.Argument(metavar="FILE", help="Where to write it: one file, whatever the database is.")
+    ],
+    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace the file if it exists.")] = False,
+    db: options.Database = None,
+    as_json: options.AsJson = False,
+) -> None:
+    """Write a consistent copy of the whole database to a file. Others may go on using it."""
+    from storage.backup import backup as write_backup
+
+    done = write_backup(database_url(db), file, overwrite=overwrite)
+    _print_copy(done, f"{done.database} -> {done.file}", as_json=as_json)
+
+
+@app.command()
+def restore(
+    file: Annotated[Path, typer.Argument(metavar="FILE", help="A backup, of SQLite or PostgreSQL alike.")],
+    overwrite: Annotated[
+        bool, typer.Option("--overwrite", help="Replace what the database holds, also while others use it.")
+    ] = False,
+    db: options.Database = None,
+    as_json: options.AsJson = False,
+) -> None:
+    """Put a backup into a new or empty database: all of it, or nothing."""
+    from autotune.wiring import make_folder
+    from storage.backup import restore as read_backup
+
+    make_folder(db)
+    done = read_backup(database_url(db), file, overwrite=overwrite)
+    _print_copy(done, f"{done.file} -> {done.database}", as_json=as_json)
+
+
+@app.command()
+def compact(
+    older_than: Annotated[
+        int, typer.Option("--older-than", min=0, metavar="DAYS", help="Age of what is compacted.")
+    ] = 90,
+    keep: Annotated[
+        int,
+        typer.Option("--keep", min=1, metavar="N", help="Newest readings of each collective that stay as they are."),
+    ] = 20,
+    db: options.Database = None,
+    as_json: options.AsJson = False,
+) -> None:
+    """Turn old raw samples into summaries and give the space back. Results and verdicts stay as they are."""
+    from datetime import timedelta
+
+    from storage.compaction import compact as compact_database
+
+    done = compact_database(database_url(db), age=timedelta(days=older_than), kept=keep)
+    if as_json:
+        output.print_json({**asdict(done), "before": done.before.isoformat()})
+        return
+    console = output.console()
+    console.print(f"{done.database}: what ended before {done.before:%Y-%m-%d %H:%M} UTC", soft_wrap=True)
+    console.print(
+        f"{done.samples:,} single steps and {done.readings:,} collective readings are summaries now; "
+        f"{done.logs:,} logs and {done.events:,} events are gone",
+        soft_wrap=True,
+    )
+    console.print(f"{output.bytes_text(done.size_before_bytes)} -> {output.bytes_text(done.size_after_bytes)}")
+
+
+def _print_copy(done: Copy, sentence: str, *, as_json: bool) -> None:
+    if as_json:
+        output.print_json(asdict(done))
+    else:
+        rows = sum(done.rows.values())
+        output.console().print(f"{sentence}: {rows:,} rows, schema {done.schema}", soft_wrap=True)
