@@ -5,6 +5,7 @@ from __future__ import annotations
 from datetime import datetime
 
 from storage.clock import database_now
+from storage.counts import CountStore
 from storage.endings import EndingStore
 from storage.events import EventStore
 from storage.jobs import JobStore
@@ -15,8 +16,10 @@ from storage.pages import PageStore
 from storage.submissions import SubmissionStore
 
 
-class FleetTablesStore(NodeStore, JobStore, LeaseStore, EndingStore, SubmissionStore, EventStore, KeyStore, PageStore):
-    """Nodes, jobs, leases, requests, events and keys."""
+class FleetTablesStore(
+    NodeStore, JobStore, LeaseStore, EndingStore, SubmissionStore, EventStore, KeyStore, PageStore, CountStore
+):
+    """Nodes, jobs, leases, requests, events, keys, and how many there are."""
 
     def now(self) -> datetime:
         """The database's clock, UTC."""

@@ -228,8 +228,9 @@ class ClusterPage(Spec):
 
 
 class NodeRow(Node):
-    """A node, the job that holds it, and how long ago it was heard of."""
+    """A node, why it may not get jobs (empty: it may), the job that holds it, how long ago it was heard of."""
 
+    obstacle: str
     job: str | None
     heartbeat_age_s: float
 
@@ -259,7 +260,6 @@ class NodeChanged(Spec):
 class MeasurementPage(Spec):
     """Rows of one kind of measurement with their provenance, by id."""
 
-    kind: str
     measurements: list[dict[str, Any]]
     next: str | None
 

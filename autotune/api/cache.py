@@ -7,6 +7,10 @@ from collections.abc import Callable, Hashable
 from threading import Lock
 from typing import Any
 
+from autotune.errors import InputError, MissingMeasurementError, NothingFitsError
+
+REFUSALS = (InputError, NothingFitsError, MissingMeasurementError)
+
 
 class Cache:
     """The newest `size` answers. The key holds everything that the answer depends on, so none is ever stale."""
@@ -17,26 +21,34 @@ class Cache:
         self._busy: dict[Hashable, Lock] = {}
 
     def get(self, key: Hashable, compute: Callable[[], Any]) -> Any:
-        """The answer under `key`, computed if it is not there; what `compute` raises is not kept."""
+        """The answer under `key`, computed if it is not there. Refusals are answers too; other errors are not kept."""
         with self._lock:
             if key in self._found:
                 self._found.move_to_end(key)
-                return self._found[key]
+                return _told(self._found[key])
             busy = self._busy.setdefault(key, Lock())
         with busy:
             with self._lock:
                 if key in self._found:
-                    return self._found[key]
+                    return _told(self._found[key])
             try:
                 answer = compute()
+            except REFUSALS as error:
+                answer = error
             finally:
                 with self._lock:
                     self._busy.pop(key, None)
             self._keep(key, answer)
-            return answer
+            return _told(answer)
 
     def _keep(self, key: Hashable, answer: Any) -> None:
         with self._lock:
             self._found[key] = answer
             while len(self._found) > self._size:
                 self._found.popitem(last=False)
+
+
+def _told(answer: Any) -> Any:
+    if isinstance(answer, REFUSALS):
+        raise answer.with_traceback(None)
+    return answer

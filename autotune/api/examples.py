@@ -97,8 +97,8 @@ PROBLEMS: dict[int, dict[str, Any]] = {
     409: _problem(409, "conflict", "Conflict", "this idempotency key came with another request before"),
     413: _problem(413, "content-too-large", "Content Too Large", "a body of at most 1048576 bytes is taken"),
     422: _problem(
-        422, "input", "Unprocessable Content", "body: space.tp.0: 'two' cannot be used; Input should be a valid integer",
-        what="body: space.tp.0", value="two", allowed="Input should be a valid integer",
+        422, "input", "Unprocessable Content", "body: space.tp.0: 'two' cannot be used; a valid integer is needed",
+        what="body: space.tp.0", value="two", allowed="a valid integer is needed",
     ),
     429: _problem(429, "too-many-requests", "Too Many Requests", "more than 3000 per 1 minute: wait 12 s"),
     500: _problem(500, "internal", "Internal Server Error", "something went wrong here; the log of the API says what"),

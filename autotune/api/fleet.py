@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from datetime import datetime
 from enum import StrEnum
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 from fastapi import APIRouter, Body, Query, Request
 
@@ -15,7 +15,10 @@ from autotune.api.pages import DEFAULT_LIMIT, After, AfterNumber, Limit, after_n
 from autotune.api.parts import parts_of, principal_of
 from autotune.api.requests import PathName, QuarantineBody
 from autotune.api.roles import GuardedRoute
-from autotune.specs import JobState, Node, NodeState
+from autotune.specs import JobState, Node
+
+if TYPE_CHECKING:
+    from autotune.tuning.fleet.service import NodeStatus
 
 router = APIRouter(route_class=GuardedRoute, tags=["fleet"])
 
@@ -34,34 +37,32 @@ class MeasurementKind(StrEnum):
 @router.get("/nodes", responses=answer(200, NodePage))
 def list_nodes(request: Request, pool: Pool = None, limit: Limit = DEFAULT_LIMIT, after: After = None) -> Json:
     """List the registered nodes: state and why, what holds each, when it was last heard of."""
-    store = parts_of(request).store
-    leased, now = store.leased_nodes(pool), store.now()
-    found = after_name(store.nodes(pool), lambda node: node.name, after, limit)
-    return page(
-        request, "nodes", found, limit, cursor=lambda node: node.name, data=lambda node: _node(node, leased, now)
-    )
+    parts = parts_of(request)
+    now, found = parts.store.now(), after_name(parts.service.nodes(pool), _name, after, limit)
+    return page(request, "nodes", found, limit, cursor=_name, data=lambda status: _node(status, now))
 
 
 @router.get("/nodes/{name}", responses=answer(200, NodeAnswer) | problems(404))
 def show_node(request: Request, name: PathName) -> Json:
     """Show one node, with its newest incidents: failures by its fault, slow health probes, ranks that straggle."""
-    store = parts_of(request).store
-    node = store.node(name)
-    incidents = [incident.to_data() for incident in store.incidents(node.name)]
-    return Json({"node": _node(node, store.leased_nodes(node.pool), store.now()), "incidents": incidents})
+    parts = parts_of(request)
+    pool = parts.store.node(name).pool
+    status = next(status for status in parts.service.nodes(pool) if status.node.name == name)
+    incidents = [incident.to_data() for incident in parts.store.incidents(name)]
+    return Json({"node": _node(status, parts.store.now()), "incidents": incidents})
 
 
 @router.post("/nodes/{name}/quarantine", responses=answer(200, NodeChanged) | problems(404))
 def quarantine_node(request: Request, name: PathName, body: Annotated[QuarantineBody, Body()]) -> Json:
     """Give a node no more jobs until a health probe passes or it is released. What runs on it goes on."""
     reason = f"{body.reason} (by {principal_of(request).name})"
-    return _set_state(request, name, NodeState.QUARANTINED, reason)
+    return _changed(parts_of(request).service.quarantine(name, reason))
 
 
 @router.post("/nodes/{name}/release", responses=answer(200, NodeChanged) | problems(404))
 def release_node(request: Request, name: PathName) -> Json:
     """Let a node have jobs again, and forget its failures."""
-    return _set_state(request, name, NodeState.READY, "")
+    return _changed(parts_of(request).service.release(name))
 
 
 @router.get("/jobs", responses=answer(200, JobList) | problems(404))
@@ -97,16 +98,23 @@ def list_measurements(
     """List what probes measured, oldest first, with the environment it was measured in."""
     store = parts_of(request).store
     rows = store.measurements_page(kind.value, cluster_key=cluster, after=after or 0, limit=limit + 1)
-    answer_page = page(request, "measurements", rows, limit, cursor=lambda row: row["id"], data=dict)
-    return answer_page
+    return page(request, "measurements", rows, limit, cursor=lambda row: row["id"], data=_plain)
 
 
-def _set_state(request: Request, name: str, state: NodeState, reason: str) -> Json:
-    store = parts_of(request).store
-    store.set_node_state(store.node(name).name, state, reason)
-    return Json({"node": name, "state": state.value, "reason": reason})
+def _changed(node: Node) -> Json:
+    return Json({"node": node.name, "state": node.state.value, "reason": node.reason})
 
 
-def _node(node: Node, leased: Mapping[str, str], now: datetime) -> dict[str, Any]:
-    age_s = max(0.0, (now - node.heartbeat_at).total_seconds())
-    return {**node.to_data(), "job": leased.get(node.name), "heartbeat_age_s": age_s}
+def _name(status: NodeStatus) -> str:
+    return status.node.name
+
+
+def _node(status: NodeStatus, now: datetime) -> dict[str, Any]:
+    age_s = max(0.0, (now - status.node.heartbeat_at).total_seconds())
+    more = {"obstacle": status.obstacle, "job": status.job_id or None, "heartbeat_age_s": age_s}
+    return {**status.node.to_data(), **more}
+
+
+def _plain(row: Mapping[str, Any]) -> dict[str, Any]:
+    """A row of the database as JSON has it."""
+    return {name: value.isoformat() if isinstance(value, datetime) else value for name, value in row.items()}

@@ -23,16 +23,12 @@ from autotune.api.requests import (
     find_workload,
 )
 from autotune.api.roles import GuardedRoute
-from autotune.errors import InputError
+from autotune.api.work import require_bounded
 from autotune.search.rank import rank
-from autotune.search.space import divisors
-from autotune.specs import ClusterSpec, ModelSpec, Recompute, Schedule, Space, Workload
+from autotune.specs import Recompute, Schedule, Space
 from autotune.tuning.report import ranking_data
 
 router = APIRouter(route_class=GuardedRoute, tags=["plans"])
-
-MOST_LAYOUTS = 2_000_000
-"""Layouts times micro-batches. The listed tables reach a quarter of it at a million devices; more takes minutes."""
 
 _one_at_a_time = Lock()
 
@@ -74,29 +70,11 @@ def rank_plans(
     profile = parts.store.profile(cluster_spec.key)
     key = ("plans", model_spec, cluster_spec.digest(), workload, space, profile and profile.digest(), top)
 
+    require_bounded(parts.answers, model_spec, cluster_spec, workload)
+
     def compute() -> dict[str, Any]:
-        check_work(model_spec, cluster_spec, workload)
         with _one_at_a_time:
             ranking = rank(model_spec, cluster_spec, workload, space, profile=profile, limit=top)
         return ranking_data(model_spec, cluster_spec, workload, ranking)
 
     return Json(parts.answers.get(key, compute))
-
-
-def check_work(model: ModelSpec, cluster: ClusterSpec, workload: Workload) -> None:
-    """Refuses a request whose table of plans would take minutes to list. Raises InputError."""
-    batches = len(divisors(workload.global_batch))
-    pipelines = [pp for pp in divisors(cluster.devices) if pp <= model.layers]
-    layouts = sum(_pairs(cluster.devices // pp) for pp in pipelines)
-    if layouts * batches > MOST_LAYOUTS:
-        raise InputError(
-            "cluster",
-            cluster.devices,
-            f"{layouts} layouts of its devices times {batches} micro-batches are too many to list at once: "
-            f"at most {MOST_LAYOUTS}",
-        )
-
-
-def _pairs(number: int) -> int:
-    """The ways to write a number as tp * cp * dp."""
-    return sum(len(divisors(number // tp)) for tp in divisors(number))

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Body, Header, Query, Request
+from starlette.exceptions import HTTPException
 from starlette.responses import Response
 
 from autotune.api.answers import Json, Submitted, TrialPage, TuningAnswer, TuningPage, TuningRow
@@ -15,7 +16,9 @@ from autotune.api.pages import DEFAULT_LIMIT, After, AfterNumber, Limit, page
 from autotune.api.parts import Parts, parts_of, principal_of
 from autotune.api.requests import PathId, TuningBody, find_cluster, find_model, find_workload
 from autotune.api.roles import GuardedRoute
-from autotune.specs import Tuning, TuningState
+from autotune.api.work import require_bounded
+from autotune.search.space import Runtime
+from autotune.specs import Role, Tuning, TuningState
 from autotune.tuning.report import history_data, trial_data, tuning_data
 
 router = APIRouter(route_class=GuardedRoute, tags=["tunings"])
@@ -46,10 +49,12 @@ def submit(
     """
     parts, principal = parts_of(request), principal_of(request)
     model, cluster = find_model(parts.store, body.model), find_cluster(parts.store, body.cluster, body.nodes)
+    workload = find_workload(model, cluster, body.workload)
+    require_bounded(parts.answers, model, cluster, workload, Runtime.TORCH)
     tuning, created = parts.service.submit(
         model,
         cluster,
-        find_workload(model, cluster, body.workload),
+        workload,
         space=body.space,
         budget=body.budget,
         seed=body.seed,
@@ -92,13 +97,23 @@ def show_tuning(request: Request, tuning_id: PathId) -> Json:
 
 
 @router.delete("/tunings/{tuning_id}", responses=answer(200, Submitted) | problems(404, 409))
-def cancel_tuning(request: Request, tuning_id: PathId) -> Json:
+def cancel_tuning(
+    request: Request,
+    tuning_id: PathId,
+    force: Annotated[bool, Query(description="Whoever else wants it. Only for an admin.")] = False,
+) -> Json:
     """Take back a request for a tuning.
 
-    It is cancelled once everybody who asked for it has taken that back; its nodes are free within seconds.
+    It is cancelled once everybody who asked for it has taken that back, or with `force`; its nodes are free within
+    seconds. An answer in another state than cancelled says that somebody else still wants it.
     """
-    parts = parts_of(request)
-    tuning = parts.service.cancel(tuning_id, principal_of(request).name)
+    parts, principal = parts_of(request), principal_of(request)
+    if force and not principal.role.includes(Role.ADMIN):
+        raise HTTPException(403, f"force needs the role admin, and {principal.name} has {principal.role.value}")
+    tuning = parts.store.tuning(tuning_id)
+    if tuning.state.ended and tuning.state is not TuningState.CANCELLED:
+        raise HTTPException(409, f"it has ended already ({tuning.state.value})")
+    tuning = parts.service.cancel(tuning.id, principal.name, force=force)
     return Json(_submitted(tuning, created=False))
 
 

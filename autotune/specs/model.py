@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from enum import StrEnum
-from typing import Annotated, Self
+from typing import Annotated, Any, Self
 
-from pydantic import Field, model_validator
+from pydantic import ConfigDict, Field, model_validator
 
 from autotune.specs.base import Name, Spec, mismatch
 
@@ -35,6 +35,15 @@ class Position(StrEnum):
     NONE = "none"
 
 
+FILLED = ("kv_heads", "head_dim")
+"""What a model's description may leave out: `heads`, and hidden / heads where that is whole."""
+
+
+def _drop_filled(schema: dict[str, Any]) -> None:
+    """Says in the JSON Schema, too, that these may be left out."""
+    schema["required"] = [name for name in schema["required"] if name not in FILLED]
+
+
 class LatentAttention(Spec):
     """DeepSeek's multi-head latent attention (DeepSeek-V2, arXiv:2405.04434, section 2.1). Dims in elements.
 
@@ -56,6 +65,8 @@ class ModelSpec(Spec):
     of `experts` MLPs of width `expert_ffn`, `top_k` of them active for a token, plus `shared_experts` that are
     always active; the first `dense_layers` keep the dense `ffn`.
     """
+
+    model_config = ConfigDict(json_schema_extra=_drop_filled)
 
     name: Name
     layers: Annotated[int, Field(ge=1, le=MOST_LAYERS)]

@@ -6,6 +6,7 @@ import hashlib
 import json
 import logging
 import uuid
+from collections import OrderedDict
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -39,6 +40,7 @@ from autotune.tuning.service import Best, best_of, check_request
 log = logging.getLogger("autotune.fleet")
 
 MOST_CONFLICTS = 20
+MOST_CHECKED = 10_000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,6 +63,7 @@ class FleetService:
 
     def __init__(self, store: FleetStore, queue: Queue, merge: Merge) -> None:
         self._store, self._queue, self._merge = store, queue, merge
+        self._checked: OrderedDict[str, None] = OrderedDict()
 
     def close(self) -> None:
         """Lets go of the broker; the store is whoever's opened it."""
@@ -94,7 +97,6 @@ class FleetService:
             StoreConflictError: the idempotency key was used for another request.
         """
         self._require_pool(cluster)
-        check_request(model, cluster, workload, space)
         now = self._store.now()
         tuning = Tuning(
             id=uuid.uuid4().hex[:12],
@@ -112,6 +114,7 @@ class FleetService:
             updated_at=now,
         )
         asked = request_key(tuning)
+        self._check(tuning, asked)
         self._store.put_model(model)
         stored, created = self._store.submit_tuning(
             tuning, sharing_key=asked, request_digest=asked, idempotency_key=idempotency_key
@@ -149,6 +152,15 @@ class FleetService:
                 self._store.save_tuning(ended, expected_owner=tuning.owner)
             tuning = self._store.tuning(tuning.id)
         raise StoreConflictError(f"tuning {tuning.id!r} is being claimed all the time")
+
+    def _check(self, tuning: Tuning, asked: str) -> None:
+        """Refuses a request that cannot lead to a plan. One that was found good is not judged again."""
+        if asked in self._checked:
+            return
+        check_request(tuning.model, tuning.cluster, tuning.workload, tuning.space)
+        self._checked[asked] = None
+        if len(self._checked) > MOST_CHECKED:
+            self._checked.popitem(last=False)
 
     def _require_pool(self, cluster: ClusterSpec) -> None:
         pool = self._store.cluster(cluster.name)

@@ -1,0 +1,31 @@
+"""How much there is of what, for whoever watches a fleet."""
+
+from __future__ import annotations
+
+from sqlalchemy import func, select
+from sqlalchemy.orm import InstrumentedAttribute, Session
+
+from autotune.tuning.fleet_ports import FleetCounts
+from storage.fleet_tables import JobRow, LeaseRow, NodeRow
+from storage.session import SessionStore
+from storage.tables import TuningRow
+
+
+class CountStore(SessionStore):
+    """Counts of the whole database."""
+
+    def counts(self) -> FleetCounts:
+        """What a monitor watches. Counted by the database: nothing is read row by row."""
+        with self.reading() as session:
+            return FleetCounts(
+                tunings=_by_state(session, TuningRow.state),
+                jobs=_by_state(session, JobRow.state),
+                nodes=_by_state(session, NodeRow.state),
+                leases=session.scalar(select(func.count()).select_from(LeaseRow)) or 0,
+                gpu_s=float(session.scalar(select(func.sum(TuningRow.gpu_s_spent))) or 0.0),
+            )
+
+
+def _by_state(session: Session, state: InstrumentedAttribute[str]) -> dict[str, int]:
+    found = session.execute(select(state, func.count()).group_by(state))
+    return dict(found.tuples().all())
