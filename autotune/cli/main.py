@@ -21,7 +21,22 @@ from typing import Annotated
 
 import typer
 
-from autotune.cli import backtest, cluster, database, export, imports, known, models, output, plan, probe, results, tune
+from autotune.cli import (
+    backtest,
+    cluster,
+    database,
+    export,
+    imports,
+    keys,
+    known,
+    models,
+    output,
+    plan,
+    probe,
+    results,
+    serve,
+    tune,
+)
 from autotune.cli import worker as fleet
 from autotune.errors import AutotuneError, InputError, NothingFitsError
 
@@ -52,8 +67,10 @@ app.add_typer(models.app, name="models", rich_help_panel=_CATALOG)
 app.command("gpus", rich_help_panel=_CATALOG)(models.gpus)
 app.command("schema", rich_help_panel=_CATALOG)(models.schema)
 app.add_typer(database.app, name="db", rich_help_panel=_CATALOG)
+app.command("serve", rich_help_panel=_FLEET)(serve.serve)
 app.command("worker", rich_help_panel=_FLEET)(fleet.worker)
 app.command("beat", rich_help_panel=_FLEET)(fleet.beat)
+app.add_typer(keys.app, name="keys", rich_help_panel=_FLEET)
 
 
 def _print_version(asked: bool) -> None:

@@ -34,7 +34,7 @@ ALLOWED: dict[str, set[str]] = {
 BELOW_THE_DOORS = set(ALLOWED)
 ALLOWED |= {
     "wiring": BELOW_THE_DOORS | {"workers"},
-    "cli": BELOW_THE_DOORS | {"wiring"},
+    "cli": BELOW_THE_DOORS | {"wiring", "api"},
     "api": BELOW_THE_DOORS | {"wiring"},
 }
 
@@ -51,6 +51,9 @@ HEAVY: dict[str, set[str]] = {
     "fastapi": {"api"},
     "starlette": {"api"},
     "uvicorn": {"api"},
+    "sse_starlette": {"api"},
+    "prometheus_client": {"api"},
+    "limits": {"api"},
     "httpx": {"client"},
     "typer": {"cli"},
     "rich": {"cli"},
