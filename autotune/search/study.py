@@ -45,6 +45,7 @@ class PlanStudy:
         )
         self._told: set[int] = set()
         self._expected: set[int] = set()
+        self._ended: set[int] = set()  # in the study
 
     def close(self) -> None:
         """Lets go of the database's connections."""
@@ -82,7 +83,7 @@ class PlanStudy:
         if number in self._told:
             return
         self._told.add(number)
-        trial = self._trial(number)
+        trial = self._trial(number) if number not in self._ended else None
         if trial is not None:
             self._store(trial, result, gpu_s)
         self._search.tell(plan, result, gpu_s=gpu_s, final=final)
@@ -99,6 +100,8 @@ class PlanStudy:
             trials: the store's, all of this tuning.
             final: whether a plan whose trial was lost is not asked again.
         """
+        frozen = self._study.get_trials(deepcopy=False)
+        self._ended.update(item.number for item in frozen if item.state.is_finished())
         for trial in trials:
             result = trial.reading if trial.reading is not None else trial.failure
             if result is not None:
@@ -106,9 +109,9 @@ class PlanStudy:
             elif trial.number not in self._expected:
                 self._expect(trial)
         known = {trial.number for trial in trials}
-        for frozen in self._study.get_trials(deepcopy=False, states=(OptunaState.RUNNING,)):
-            if frozen.number not in known:
-                self._study.tell(frozen.number, state=OptunaState.FAIL)
+        for item in frozen:
+            if item.state is OptunaState.RUNNING and item.number not in known:
+                self._study.tell(item.number, state=OptunaState.FAIL, skip_if_finished=True)
 
     def _expect(self, trial: Trial) -> None:
         """Takes a trial as in flight that was asked before this process, or in another one."""
@@ -132,13 +135,13 @@ class PlanStudy:
         trial.set_user_attr("gpu_s", gpu_s)
         if isinstance(result, Failure):
             trial.set_user_attr("failure", result.kind.value)
-            self._study.tell(trial.number, state=OptunaState.FAIL)
+            self._study.tell(trial.number, state=OptunaState.FAIL, skip_if_finished=True)
             return
         cluster = self._search.cluster
         if not self._study.get_trials(deepcopy=False)[trial.number].constraints:
             trial.set_constraint("memory", peak_memory_bytes(result, cluster) - cluster.device.memory_bytes)
         if result.pruned:
             trial.report(result.tokens_per_s_per_gpu, step=len(result.step_times_s))
-            self._study.tell(trial.number, state=OptunaState.PRUNED)
+            self._study.tell(trial.number, state=OptunaState.PRUNED, skip_if_finished=True)
             return
-        self._study.tell(trial.number, result.tokens_per_s_per_gpu)
+        self._study.tell(trial.number, result.tokens_per_s_per_gpu, skip_if_finished=True)
