@@ -118,3 +118,85 @@ def test_the_reserve_comes_out_of_the_budget() -> None:
     assert search_budget(Budget(gpu_s=100.0), close[:1], trial_gpu_s=2.0).gpu_s == 96.0
     assert search_budget(Budget(gpu_s=100.0), close, trial_gpu_s=20.0).gpu_s == 75.0
     assert search_budget(Budget(gpu_s=5.0), close).max_trials is None
+
+
+def flying(*plans: Plan, slots: int, verdict: Verdict, standings: tuple[Standing, ...] = (), trials: int = 0) -> Facts:
+    return Facts(
+        state=TuningState.SEARCHING,
+        verdict=verdict,
+        standings=standings,
+        trials=trials,
+        budget=BUDGET,
+        in_flight=len(plans),
+        flying=plans,
+        slots=slots,
+    )
+
+
+def test_probes_fill_the_slots_and_calibration_waits_for_all_of_them() -> None:
+    def profiling(missing: int, in_flight: int) -> StepKind:
+        facts = Facts(
+            state=TuningState.PROFILING, missing_probes=[PROBE] * missing, budget=BUDGET, in_flight=in_flight, slots=2
+        )
+        return next_step(facts).kind
+
+    assert profiling(1, 1) is StepKind.PROBE
+    assert profiling(1, 2) is StepKind.WAIT
+    assert profiling(0, 1) is StepKind.WAIT
+    assert profiling(0, 0) is StepKind.CALIBRATE
+
+
+def test_trials_fill_the_slots() -> None:
+    assert next_step(flying(Plan(), slots=2, verdict=GO_ON)).kind is StepKind.TRIAL
+    assert next_step(flying(Plan(), Plan(tp=2), slots=2, verdict=GO_ON)).kind is StepKind.WAIT
+
+
+def test_finalists_are_confirmed_once_no_new_plan_is_in_flight() -> None:
+    close = standing(1, 100.0), standing(2, 95.0)
+    assert next_step(flying(Plan(tp=4), slots=3, verdict=STOP, standings=close)).kind is StepKind.WAIT
+    step = next_step(flying(slots=3, verdict=STOP, standings=close))
+    assert (step.kind, step.plan) == (StepKind.CONFIRM, Plan(tp=1))
+
+
+def test_confirmations_in_flight_count_as_repeats_so_that_contenders_take_turns() -> None:
+    close = standing(1, 100.0), standing(2, 99.0)
+    seen: list[Plan] = []
+    while (step := next_step(flying(*seen, slots=9, verdict=STOP, standings=close))).plan is not None:
+        seen.append(step.plan)
+    assert seen == [Plan(tp=1), Plan(tp=2)] * 2  # three of each in all: enough to look
+    assert step.kind is StepKind.WAIT
+
+
+def test_beyond_three_repeats_each_look_may_decide() -> None:
+    close = standing(1, 100.0, 100.5, 99.5), standing(2, 99.8, 100.2, 99.4)
+    step = next_step(flying(slots=9, verdict=STOP, standings=close))
+    assert step.plan == Plan(tp=1)
+    more = next_step(flying(Plan(tp=1), slots=9, verdict=STOP, standings=close))
+    assert more.plan == Plan(tp=2)
+    assert next_step(flying(Plan(tp=1), Plan(tp=2), slots=9, verdict=STOP, standings=close)).kind is StepKind.WAIT
+
+
+def test_trials_in_flight_count_against_the_budget() -> None:
+    close = standing(1, 100.0), standing(2, 99.0)
+    assert next_step(flying(Plan(tp=1), slots=9, verdict=STOP, standings=close, trials=23)).kind is StepKind.WAIT
+    assert next_step(flying(slots=9, verdict=STOP, standings=close, trials=23)).kind is StepKind.CONFIRM
+
+
+def test_an_old_best_is_not_measured_twice_at_once() -> None:
+    new, old = standing(2, 102.0, last=9), standing(1, 100.0, last=4)
+    assert next_step(flying(slots=2, verdict=GO_ON, standings=(new, old))).plan == Plan(tp=1)
+    step = next_step(flying(Plan(tp=1), slots=2, verdict=GO_ON, standings=(new, old)))
+    assert (step.kind, step.plan) == (StepKind.TRIAL, None)
+
+
+def test_nothing_ends_while_a_trial_is_in_flight() -> None:
+    sure = standing(1, 100.0, 101.0, 99.0), standing(2, 50.0)
+    assert next_step(flying(Plan(tp=1), slots=1, verdict=STOP, standings=sure)).kind is StepKind.WAIT
+    assert next_step(flying(Plan(tp=4), slots=9, verdict=STOP)).kind is StepKind.WAIT
+
+
+def test_trials_lost_in_a_row_end_a_tuning() -> None:
+    facts = Facts(state=TuningState.SEARCHING, verdict=GO_ON, budget=BUDGET, lost_in_a_row=5)
+    step = next_step(facts)
+    assert step.kind is StepKind.FAIL
+    assert "5 trials were lost with their nodes" in step.reason
