@@ -165,7 +165,7 @@ class RankPool:
         """Runs `module.run(request, context)` on every started rank; rank i writes to `log_dir`/rank-i.log.
 
         The ranks stay warm unless one of them failed otherwise than by refusing the request or holds more memory
-        than it did, or `poll` (see gathering.gather) said to stop.
+        than it did, or `poll` (see gathering.gather) said to stop for something other than a refusal.
         """
         try:
             for link in self._links.values():
@@ -176,8 +176,9 @@ class RankPool:
             self.kill()
             raise
         refused = all(failure.kind is FailureKind.ILLEGAL for failure in gathered.failures.values())
-        sound = refused and gathered.all_answered and gathered.stop is None
-        if not sound or self._drifted(module, gathered):
+        # Ranks of other machines may have refused first, and had this told to stop while its own did.
+        in_step = gathered.stop is None or gathered.stop.kind is FailureKind.ILLEGAL
+        if not (refused and in_step and gathered.all_answered) or self._drifted(module, gathered):
             self.kill()
         return gathered
 
