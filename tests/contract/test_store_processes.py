@@ -5,21 +5,16 @@ from __future__ import annotations
 import os
 import signal
 import sqlite3
-import subprocess
-import sys
 import threading
 from pathlib import Path
 
+from processes import READY, TOGETHER, run_together, start
 from store_records import CLUSTER, FAILURE, FINGERPRINT, MODEL, step_reading, trial, tuning
 
 from autotune.errors import StoreConflictError
 from storage import SqlStore, open_store
 from storage.maintenance import check, stats
 
-TESTS = Path(__file__).parents[1]
-# Each process says that it is ready and then waits for the others: they start together.
-TOGETHER = "import sys; from store_records import *; from storage import open_store; url = sys.argv[1]\n"
-READY = "print('ready', flush=True); sys.stdin.readline()\n"
 OPEN_FRESH = TOGETHER + READY + "open_store(url).put_model(MODEL)\n"
 FINISH = (
     TOGETHER
@@ -49,30 +44,6 @@ with store.writing() as session:
     """
     + READY
 )
-
-
-def run_together(script: str, url: str, count: int) -> list[str]:
-    """Runs processes that start at once; gives the last line of each."""
-    running = [start(script, url, str(number + 1)) for number in range(count)]
-    for process in running:
-        assert process.stdin is not None
-        process.stdin.write("go\n")
-        process.stdin.flush()
-    ends = [process.communicate(timeout=200) for process in running]
-    assert [process.returncode for process in running] == [0] * count, ends
-    return [output.strip() for output, _ in ends]
-
-
-def start(script: str, *arguments: str) -> subprocess.Popen[str]:
-    """A process that has said that it is ready."""
-    pipe = subprocess.PIPE
-    process = subprocess.Popen(
-        [sys.executable, "-c", script, *arguments], cwd=TESTS, stdin=pipe, stdout=pipe, stderr=pipe, text=True
-    )
-    assert process.stdout is not None
-    if process.stdout.readline() != "ready\n":
-        raise AssertionError(process.communicate()[1])
-    return process
 
 
 def test_processes_that_open_a_fresh_database_at_once_all_succeed(url: str) -> None:

@@ -83,7 +83,7 @@ def test_a_truncated_file_is_found(path: Path) -> None:
 def test_stats_count_our_rows(path: Path) -> None:
     report = stats(f"sqlite:///{path}")
     assert {name: count for name, count in report.rows.items() if count} == {
-        "models": 1, "tunings": 1, "tuning_trials": 1, "step_measurements": 1, "step_samples": 8,
+        "models": 1, "tunings": 1, "tuning_events": 3, "tuning_trials": 1, "step_measurements": 1, "step_samples": 8,
         "rank_measurements": 2, "rank_comm_times": 4, "fingerprints": 1,
     }  # fmt: skip
     assert report.size_bytes == path.stat().st_size

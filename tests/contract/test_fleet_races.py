@@ -1,0 +1,244 @@
+"""Several threads and processes at one fleet: each question has one answer, and nobody waits in a circle."""
+
+from __future__ import annotations
+
+import random
+import threading
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import TypeVar
+
+import pytest
+from fleet_records import (
+    LONG_S,
+    OVER_S,
+    fleet_tuning,
+    granted,
+    job,
+    live_tuning,
+    node,
+    pair,
+    report,
+    reported,
+    trial_job,
+)
+from processes import READY, TOGETHER, run_together
+from services import PASSWORD, PostgresServer
+from store_records import COLLECTIVE_OUTCOME, FINGERPRINT, step_reading, trial
+
+from autotune.errors import StoreError
+from autotune.specs import Job, JobState, MemberState, ProbeOutcome, TuningState
+from storage import SqlStore, open_store
+from storage.fleet_rows import job_row
+from storage.maintenance import check
+
+Answer = TypeVar("Answer")
+FLEET = TOGETHER + "from fleet_records import *\nstore, number = open_store(url), int(sys.argv[2])\n" + READY
+SUBMIT = FLEET + (
+    "found, created = store.submit_tuning(\n"
+    "    fleet_tuning(f't{number}', f'p{number % 3}'), sharing_key='same', idempotency_key='k')\n"
+    "print(found.id, created)\n"
+)
+GRANT = FLEET + (
+    "gang = [['a', 'b'], ['b', 'c'], ['c', 'a']][number % 3]\n"
+    "found = store.grant(f'job-{number}', gang, lease_s=LONG_S, world_id=f'w{number}', warm=False)\n"
+    "print('lost' if found is None else found.token)\n"
+)
+END = FLEET + (
+    "outcome = ProbeOutcome(readings=(step_reading(float(number)),), wall_s=1.0, gpu_s=8.0, setup_s=0.0)\n"
+    "ended = store.end_job('job-1', 1, outcome, failure=None, fingerprint_key=FINGERPRINT.key)\n"
+    "print('lost' if ended is None else 'won')\n"
+)
+
+
+def together(work: Callable[[int], Answer], count: int) -> list[Answer]:
+    """Does it in threads that begin at once; gives what each found. A deadlock is an error."""
+    barrier = threading.Barrier(count)
+
+    def begin(number: int) -> Answer:
+        barrier.wait(timeout=60)
+        return work(number)
+
+    with ThreadPoolExecutor(count) as threads:
+        return list(threads.map(begin, range(count), timeout=200))
+
+
+def test_processes_that_ask_for_the_same_share_one_tuning(store: SqlStore) -> None:
+    answers = [answer.split() for answer in run_together(SUBMIT, store.study_url(), 8)]
+    assert len({name for name, _ in answers}) == 1
+    assert sorted(created for _, created in answers) == ["False"] * 7 + ["True"]
+    (only,) = store.tunings_page(limit=9)
+    assert len(store.events(only.id)) == 1
+    # Three principals share it: it is nobody's any more when the third one withdraws.
+    assert [store.withdraw(only.id, f"p{number}") for number in range(3)] == [False, False, True]
+
+
+def test_of_processes_that_want_overlapping_gangs_one_gets_its_nodes(store: SqlStore) -> None:
+    for name in ("a", "b", "c"):
+        store.register_node(node(name))
+    for number in range(1, 5):
+        store.create_job(job(f"job-{number}"))
+    answers = run_together(GRANT, store.study_url(), 4)
+    assert sorted(answers) == ["1", *["lost"] * 3]
+    (won,) = store.jobs(states=[JobState.GRANTED])
+    assert store.leased_nodes() == {member.node: won.id for member in won.members}
+    assert len(store.leased_nodes()) == 2
+    assert [each.members for each in store.jobs(states=[JobState.QUEUED])] == [()] * 3
+
+
+def test_of_processes_that_end_a_job_one_does(store: SqlStore) -> None:
+    pair(store)
+    first = live_tuning(store)
+    store.create_job(trial_job("job-1", first), trial=first)
+    found = store.grant("job-1", ["a", "b"], lease_s=LONG_S, world_id="w", warm=False)
+    assert found is not None
+    reported(store, found)
+    answers = run_together(END, store.study_url(), 2)
+    assert sorted(answers) == ["lost", "won"]
+    (done,) = store.trials("tuning-1")
+    assert done.reading == step_reading(1.0 + answers.index("won"))
+    assert store.tuning("tuning-1").gpu_s_spent == 8.0
+    assert store.leased_nodes() == {}
+
+
+def test_one_tuner_claims(store: SqlStore) -> None:
+    store.submit_tuning(fleet_tuning(), sharing_key="k")
+    claims = together(lambda number: store.claim_tuning("tuning-1", f"tuner-{number}", lease_s=LONG_S), 6)
+    (won,) = [claim for claim in claims if claim is not None]
+    assert store.tuning("tuning-1").owner == won.owner
+
+
+def test_members_that_report_at_once_make_the_job_reported_once(store: SqlStore) -> None:
+    names = [f"n{number}" for number in range(6)]
+    for name in names:
+        store.register_node(node(name))
+    found = granted(store, job("job-1"), tuple(names))
+    states = together(
+        lambda number: store.report_member("job-1", found.token, names[number], "s1", report()), len(names)
+    )
+    assert [each.state for each in states if each].count(JobState.REPORTED) == 1
+    assert store.job("job-1").state is JobState.REPORTED
+
+
+def test_a_node_has_one_session_however_many_register(store: SqlStore) -> None:
+    together(lambda number: store.register_node(node("a", f"s{number}")), 6)
+    (only,) = store.nodes()
+    assert [store.beat_node("a", f"s{number}") for number in range(6)].count(True) == 1
+    assert store.beat_node("a", only.session)
+
+
+def test_a_cancel_and_a_retry_at_once_leave_nothing_queued(store: SqlStore) -> None:
+    pair(store)
+    for turn in range(6):
+        name = f"tuning-{turn}"
+        live_tuning(store, name)
+        found = reported(store, granted(store, job(f"job-{turn}", tuning_id=name)))
+        retry = job(f"retry-{turn}", tuning_id=name)
+        failed = ProbeOutcome(failure=None, wall_s=1.0, gpu_s=8.0, setup_s=0.0)
+
+        def work(
+            number: int, name: str = name, found: Job = found, retry: Job = retry, failed: ProbeOutcome = failed
+        ) -> None:
+            if number:
+                store.end_job(found.id, found.token, failed, failure=None, retry=retry)
+                return
+            store.save_tuning(store.tuning(name).model_copy(update={"state": TuningState.CANCELLED}))
+            store.cancel_jobs(name)
+
+        together(work, 2)
+    assert {each.state for each in store.jobs()} == {JobState.ENDED}
+    assert store.leased_nodes() == {}
+
+
+def test_the_ids_of_a_log_are_seen_in_their_order(store: SqlStore) -> None:
+    """A reader who asks on from the last event that he saw must miss none, however commits interleave."""
+    live_tuning(store)
+    writing, seen = {1, 2, 3}, [0]
+
+    def work(number: int) -> None:
+        if number in writing:
+            try:
+                for turn in range(12):
+                    store.start_trial(trial(number * 100 + turn))
+            finally:
+                writing.remove(number)
+            return
+        last = False
+        while not last:
+            last = not writing
+            seen.extend(event.id for event in store.events("tuning-1", after=seen[-1]))
+
+    together(work, 4)
+    assert seen[1:] == [event.id for event in store.events("tuning-1")]
+    assert len(seen[1:]) == 1 + 36
+
+
+def test_nobody_waits_in_a_circle_and_no_node_is_held_twice(store: SqlStore) -> None:
+    """Threads that grant, run, lose, evict, blame and end at random; a deadlock would be an error of the database."""
+    names = [f"n{number}" for number in range(5)]
+    for name in names:
+        store.register_node(node(name))
+    store.put_fingerprint(FINGERPRINT)
+    live_tuning(store)
+
+    def work(number: int) -> None:
+        dice = random.Random(number)
+        for turn in range(8):
+            gang = dice.sample(names, dice.randint(1, 3))
+            new = job(f"job-{number}-{turn}", tuning_id="tuning-1")
+            store.create_job(new)
+            found = store.grant(new.id, gang, lease_s=LONG_S, world_id=new.id, warm=False)
+            if found is None:
+                continue
+            for name in gang:
+                session = store.node(name).session
+                store.start_member(new.id, found.token, name, session, lease_s=LONG_S)
+                if dice.random() < 0.2:
+                    store.register_node(node(dice.choice(names), f"s{number}-{turn}"))
+                lease_s = OVER_S if dice.random() < 0.2 else LONG_S
+                if store.renew_member(new.id, found.token, name, session, lease_s=lease_s).go_on:
+                    store.report_member(new.id, found.token, name, session, report())
+            store.expire_members()
+            store.clear_blame(gang)
+            finish(store, new.id, gang)
+
+    def finish(store: SqlStore, job_id: str, gang: list[str]) -> None:
+        found = store.job(job_id)
+        for member in found.members:
+            if member.state in {MemberState.LEASED, MemberState.RUNNING}:
+                store.register_node(node(member.node, f"evicts-{job_id}"))
+        held = store.leased_nodes()
+        assert {name for name in gang if held.get(name) == job_id} == set(gang)
+        ended = store.end_job(
+            job_id, found.token, COLLECTIVE_OUTCOME, failure=None, fingerprint_key=FINGERPRINT.key, warm_nodes=gang
+        )
+        assert ended is not None
+
+    together(work, 5)
+    assert store.leased_nodes() == {}
+    ended = store.jobs(states=[JobState.ENDED])
+    tokens = [each.token for each in ended]
+    assert len(set(tokens)) == len(tokens) > 0
+    assert store.tuning("tuning-1").gpu_s_spent == 16.0 * len(ended)
+    assert check(store.study_url()).sound
+
+
+def test_a_connection_lost_in_mid_transaction_is_an_error_and_writes_nothing(postgres: PostgresServer) -> None:
+    name = postgres.create_database()
+    cut = f"SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE datname = '{name}' AND pid <> pg_backend_pid()"
+
+    def write_and_lose(store: SqlStore) -> None:
+        with store.writing() as session:
+            session.add(job_row(job("job-2")))
+            session.flush()
+            postgres.execute(cut)
+
+    with open_store(postgres.url(name)) as store:
+        pair(store)
+        store.create_job(job("job-1"))
+        with pytest.raises(StoreError, match=name) as caught:
+            write_and_lose(store)
+        assert PASSWORD not in str(caught.value)
+        assert [each.id for each in store.jobs()] == ["job-1"]
+        postgres.execute(cut)  # while the store is idle: it finds the dead connection and takes a new one
+        assert granted(store, job("job-3")).state is JobState.GRANTED
