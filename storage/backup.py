@@ -82,10 +82,12 @@ def restore(url: str, path: Path, *, overwrite: bool = False) -> Copy:
         engine = build_engine(location, read_only=False)
         try:
             rows = _fill(engine, location, source, overwrite=overwrite)
-        except BaseException:
+        except BaseException as error:
             engine.dispose()
             if is_new and location.path is not None:
                 location.path.unlink(missing_ok=True)
+            if isinstance(error, ValueError):  # a column holds what its type cannot be
+                raise InputError("file", str(path), f"the backup holds what cannot be read ({error})") from error
             raise
         engine.dispose()
     bring = build_engine(location, read_only=False)

@@ -18,18 +18,16 @@ from alembic.migration import MigrationContext
 from alembic.script import ScriptDirectory
 from services import PASSWORD, PostgresServer
 from sqlalchemy import Engine, text
-from store_records import CLUSTER, MODEL, WORKLOAD, step_reading
+from store_records import CLUSTER, MODEL
 
 from autotune.errors import StoreError, StoreNewerError, StoreReadOnlyError
-from autotune.specs import SamplerName, TuningState
 from storage import SqlStore, open_store
 from storage.engine import build_engine, locate
 from storage.maintenance import check, migrate, stats
-from storage.schema import HEAD, REVISIONS, VERSION_TABLE, bring_up_to_date
+from storage.schema import HEAD, REVISIONS, VERSION_TABLE
 from storage.tables import Base
 
 TESTS = Path(__file__).parents[1]
-FIRST_DATA = Path(__file__).parent / "data" / "first_release.sql"
 MIGRATIONS = Path(__file__).parents[2] / "storage" / "migrations"
 
 
@@ -82,24 +80,6 @@ def test_migrations_lead_to_exactly_the_tables_of_the_code(store: SqlStore) -> N
     with store.reading() as session:
         context = MigrationContext.configure(session.connection(), opts={"include_object": ours})
         assert compare_metadata(context, Base.metadata) == []
-
-
-def test_the_first_release_is_migrated_with_its_data(url: str, engine: Engine) -> None:
-    bring_up_to_date(engine, locate(url), target="0001")
-    execute(engine, *[line for line in FIRST_DATA.read_text().split(";\n") if line.strip()])
-    assert migrate(url).now == HEAD
-    with open_store(url) as store:
-        assert store.model("tiny") == MODEL
-        found = store.tuning("first-release")
-        assert (found.cluster, found.workload, found.state) == (CLUSTER, WORKLOAD, TuningState.SEARCHING)
-        assert found.sampler is SamplerName.PLAN
-        assert [trial.reading for trial in store.trials("first-release")] == [step_reading(), None]
-        assert store.best_trials(MODEL, CLUSTER, WORKLOAD)[0].reading == step_reading()
-        key = store.trials("first-release")[0].fingerprint_key
-        assert [reading.size_bytes for reading in store.collective_readings(CLUSTER.key, key)] == [1024, 2**33]
-        assert len(store.layer_readings(CLUSTER.key, key, MODEL.key, WORKLOAD.key)) == 1
-        assert store.profile(CLUSTER.key, key) is not None
-    assert check(url).sound
 
 
 def test_opening_again_changes_nothing(url: str) -> None:

@@ -53,9 +53,12 @@ def test_a_sound_database(path: Path) -> None:
         ("DELETE FROM rank_measurements", "rank_comm_times: 4 rows whose rank_measurement_id"),
         ("UPDATE step_measurements SET fingerprint_key = 'x'", "step_measurements: 1 rows whose fingerprint_key"),
         ("DELETE FROM step_measurements", "tuning_trials: 1 complete or pruned trials without a measurement"),
+        ("DROP TABLE rank_comm_times", "rank_comm_times: the table is missing"),
+        ("DROP INDEX ix_tunings_created_at", "tunings: the index over created_at is missing"),
+        ("ALTER TABLE tunings DROP COLUMN seed", "tunings: the column seed is missing"),
     ],
 )
-def test_orphans_are_found(path: Path, statement: str, problem: str) -> None:
+def test_what_is_lost_is_found(path: Path, statement: str, problem: str) -> None:
     damage(path, statement)
     report = check(f"sqlite:///{path}")
     assert not report.sound

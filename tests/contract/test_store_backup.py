@@ -1,0 +1,271 @@
+"""Backup and restore between databases of both kinds: everything arrives, or nothing changes."""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Callable
+from datetime import UTC, datetime
+from pathlib import Path
+
+import optuna
+import pytest
+from schemas import REVISIONS_WITH_DATA, make_database
+from services import PostgresServer
+from sqlalchemy import text
+from store_records import (
+    CLUSTER,
+    COLLECTIVE_OUTCOME,
+    COLLECTIVE_REQUEST,
+    FINGERPRINT,
+    LAYER_OUTCOME,
+    LAYER_REQUEST,
+    MODEL,
+    WORKLOAD,
+    profile,
+    step_reading,
+    trial,
+    tuning,
+)
+
+from autotune.errors import InputError, StoreConflictError, StoreError, StoreNewerError
+from autotune.specs import Plan
+from autotune.specs.imported import ImportBatch, ImportedRun
+from storage import SqlStore, open_store
+from storage.backup import MANIFEST, backup, restore
+from storage.engine import build_engine, locate, writer
+from storage.maintenance import check, stats
+from storage.schema import HEAD, VERSION_TABLE
+
+
+def fill(store: SqlStore) -> None:
+    """Something in most tables, and a study of Optuna's."""
+    store.put_model(MODEL)
+    store.put_cluster(CLUSTER)
+    store.create_tuning(tuning())
+    key = store.put_fingerprint(FINGERPRINT)
+    store.start_trial(trial(0))
+    store.finish_trial(
+        "tuning-1-0", reading=step_reading(), failure=None, outcome_gpu_s=1.0, setup_s=0.5, fingerprint_key=key
+    )
+    for request, outcome in ((COLLECTIVE_REQUEST, COLLECTIVE_OUTCOME), (LAYER_REQUEST, LAYER_OUTCOME)):
+        store.save_probe(tuning_id=None, cluster=CLUSTER, fingerprint_key=key, request=request, outcome=outcome)
+    store.save_profile(profile(key))
+    batch = ImportBatch(
+        source="x", file_name="a", format="csv", sha256="0" * 64, size_bytes=1, imported_at=datetime.now(UTC)
+    )
+    run = ImportedRun(
+        where="a, row 2", framework="torch", model=MODEL, cluster=CLUSTER, workload=WORKLOAD, plan=Plan(dp=8),
+        tokens_per_s_per_gpu=5.0, interval_tokens_per_s_per_gpu=(4.0, 6.0),
+    )  # fmt: skip
+    store.save_import(batch, [run], [])
+    ask_optuna(store.study_url())
+
+
+def ask_optuna(url: str) -> int:
+    """One trial of the study `s`; returns its number."""
+    optuna.logging.set_verbosity(optuna.logging.WARNING)
+    storage = optuna.storages.RDBStorage(url)
+    try:
+        study = optuna.create_study(storage=storage, study_name="s", direction="maximize", load_if_exists=True)
+        asked = study.ask({"tp": optuna.distributions.IntDistribution(1, 8)})
+        study.tell(asked, 2.5)
+        return asked.number
+    finally:
+        storage.remove_session()
+        storage.engine.dispose()
+
+
+def content(url: str) -> dict[str, int]:
+    with open_store(url, read_only=True) as store:
+        assert store.model("tiny") == MODEL
+        assert store.tuning("tuning-1").model == MODEL
+        assert [item.reading for item in store.trials("tuning-1")] == [step_reading()]
+        assert len(store.collective_readings(CLUSTER.key, FINGERPRINT.key)) == 2
+        assert store.profile(CLUSTER.key) == profile(FINGERPRINT.key)
+        assert [run.tokens_per_s_per_gpu for run in store.imported_runs("x")] == [5.0]
+    assert check(url).sound
+    return stats(url).rows
+
+
+@pytest.fixture(params=["sqlite", "postgresql"])
+def target(request: pytest.FixtureRequest, tmp_path: Path) -> str:
+    """Another database, which does not exist yet or is empty."""
+    if request.param == "sqlite":
+        return f"sqlite:///{tmp_path / 'restored.db'}"
+    server: PostgresServer = request.getfixturevalue("postgres")
+    return server.url(server.create_database())
+
+
+@pytest.fixture
+def saved(url: str, tmp_path: Path) -> Path:
+    """A backup of a filled database."""
+    with open_store(url) as store:
+        fill(store)
+    path = tmp_path / "saved.backup"
+    assert backup(url, path).schema == HEAD
+    return path
+
+
+@pytest.fixture
+def small(tmp_path: Path) -> Path:
+    """A backup of a SQLite database with a model."""
+    source = f"sqlite:///{tmp_path / 'source.db'}"
+    with open_store(source) as store:
+        store.put_model(MODEL)
+    path = tmp_path / "small.backup"
+    backup(source, path)
+    return path
+
+
+def test_everything_arrives_in_a_database_of_either_kind(url: str, target: str, saved: Path) -> None:
+    before = content(url)
+    done = restore(target, saved)
+    assert content(target) == before
+    assert {name: done.rows[name] for name in before} == before
+    assert sorted(path.name for path in saved.parent.glob("*saved*")) == ["saved.backup"]
+    assert ask_optuna(locate(target).url.render_as_string(hide_password=False)) == 1  # goes on after trial 0
+    with open_store(target) as store:  # ids go on after the restored ones, too
+        store.save_profile(profile(FINGERPRINT.key, 1.5))
+        assert store.profile(CLUSTER.key) == profile(FINGERPRINT.key, 1.5)
+
+
+def test_a_backup_is_one_moment_of_a_database_in_use(url: str, tmp_path: Path) -> None:
+    with open_store(url) as store:
+        fill(store)
+        with store.writing() as session:  # somebody's transaction is open
+            session.execute(text("UPDATE models SET name = 'renamed'"))
+            backup(url, tmp_path / "saved.backup")
+    restore(f"sqlite:///{tmp_path / 'restored.db'}", tmp_path / "saved.backup")
+    content(f"sqlite:///{tmp_path / 'restored.db'}")
+
+
+def test_a_backup_replaces_no_file_unasked(url: str, saved: Path) -> None:
+    before = saved.read_bytes()
+    with pytest.raises(InputError, match="the file exists"):
+        backup(url, saved)
+    assert saved.read_bytes() == before
+    backup(url, saved, overwrite=True)
+    for bad in (saved.parent / "no" / "folder", saved.parent):
+        with pytest.raises(InputError, match=r"a file that can be written|the file exists"):
+            backup(url, bad, overwrite=True)
+
+
+def test_what_is_not_there_has_no_backup(url: str, tmp_path: Path) -> None:
+    with pytest.raises(StoreError):
+        backup(url, tmp_path / "b")
+    assert not (tmp_path / "b").exists()
+
+
+def test_a_database_that_holds_something_is_replaced_only_when_asked(target: str, small: Path) -> None:
+    with open_store(target) as store:
+        fill(store)
+    before = content(target)
+    with pytest.raises(StoreConflictError, match=r"is not empty; allow overwriting"):
+        restore(target, small)
+    assert content(target) == before
+    restore(target, small, overwrite=True)
+    with open_store(target) as store:
+        assert store.models() == [MODEL]
+        assert store.tunings() == []
+    assert sum(stats(target).rows.values()) == 1
+
+
+def test_a_live_database_is_replaced_only_when_asked(target: str, small: Path) -> None:
+    with open_store(target) as live:
+        assert live.models() == []
+        with pytest.raises(StoreConflictError, match=r"is in use by others"):
+            restore(target, small)
+        assert live.models() == []
+        restore(target, small, overwrite=True)
+        assert live.models() == [MODEL]
+    open_store(target).close()
+    with pytest.raises(StoreConflictError, match=r"is not empty"):  # nobody else is there any more
+        restore(target, small)
+
+
+def cut(path: Path) -> None:
+    path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
+
+
+def cut_a_little(path: Path) -> None:
+    path.write_bytes(path.read_bytes()[:-4096])
+
+
+def lose_a_row(path: Path) -> None:
+    with sqlite3.connect(path) as connection:
+        connection.execute("DELETE FROM models")
+    connection.close()
+
+
+def strip(path: Path) -> None:
+    with sqlite3.connect(path) as connection:
+        connection.execute(f"DROP TABLE {MANIFEST}")
+    connection.close()
+
+
+def replace(path: Path) -> None:
+    path.write_text("no database at all, but some text that is long enough to be one" * 100)
+
+
+@pytest.mark.parametrize(
+    ("damage", "message"),
+    [
+        (cut, "not a whole one|is not whole"),
+        (cut_a_little, "not a whole one|is not whole"),
+        (lose_a_row, "is not whole"),
+        (strip, "no backup"),
+        (replace, "no backup"),
+        (Path.unlink, "a backup made by"),
+    ],
+)
+def test_half_a_backup_changes_nothing(small: Path, damage: Callable[[Path], None], message: str) -> None:
+    damage(small)
+    target = small.with_name("target.db")
+    with pytest.raises(InputError, match=message):
+        restore(f"sqlite:///{target}", small)
+    assert not target.exists()
+
+
+def test_a_restore_that_fails_midway_changes_nothing(url: str, small: Path) -> None:
+    with open_store(url) as store:
+        fill(store)
+    before = content(url)
+    engine = build_engine(locate(f"sqlite:///{small}"), read_only=False)
+    with engine.begin() as connection:  # whole as a file, but a moment in it cannot be read
+        connection.exec_driver_sql("UPDATE models SET stored_at = 'yesterday'")
+    engine.dispose()
+    with pytest.raises(InputError, match="the backup holds what cannot be read"):
+        restore(url, small, overwrite=True)
+    assert content(url) == before
+
+
+def test_a_newer_backup_or_database_is_left_alone(target: str, small: Path) -> None:
+    newer = small.with_name("newer.backup")
+    newer.write_bytes(small.read_bytes())
+    with sqlite3.connect(newer) as connection:
+        connection.execute(f"UPDATE {VERSION_TABLE} SET version_num = '9999'")
+    connection.close()
+    with pytest.raises(StoreNewerError, match="'9999'"):
+        restore(target, newer)
+    open_store(target).close()
+    engine = build_engine(locate(target), read_only=False)
+    with writer(engine).begin() as connection:
+        connection.execute(text(f"UPDATE {VERSION_TABLE} SET version_num = '9999'"))
+    engine.dispose()
+    for overwrite in (False, True):
+        with pytest.raises(StoreNewerError, match="'9999'"):
+            restore(target, small, overwrite=overwrite)
+
+
+@pytest.mark.parametrize("revision", REVISIONS_WITH_DATA)
+def test_an_older_database_is_backed_up_as_it_is_and_migrated_when_restored(
+    url: str, tmp_path: Path, revision: str
+) -> None:
+    make_database(url, revision)
+    target = f"sqlite:///{tmp_path / 'restored.db'}"
+    assert backup(url, tmp_path / "old").schema == revision
+    assert restore(target, tmp_path / "old").schema == HEAD
+    with open_store(target) as store:
+        assert store.model("tiny") == MODEL
+        assert [item.reading for item in store.trials("first-release")] == [step_reading(), None]
+    assert check(target).sound

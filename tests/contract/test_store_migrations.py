@@ -1,0 +1,71 @@
+"""Migrations from every schema, with data in all its tables, on SQLite and PostgreSQL: nothing is lost or altered."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from schemas import REVISIONS_WITH_DATA, make_database
+from sqlalchemy import MetaData, select
+from store_records import CLUSTER, MODEL, WORKLOAD, step_reading
+
+from autotune.specs import SamplerName, TuningState
+from storage import open_store
+from storage.engine import build_engine, locate
+from storage.maintenance import check, migrate
+from storage.schema import HEAD, REVISIONS, VERSION_TABLE
+
+Content = dict[str, list[dict[str, Any]]]
+
+
+def content(url: str) -> Content:
+    """All rows of all tables as they are."""
+    engine = build_engine(locate(url), read_only=True)
+    with engine.connect() as connection:
+        tables = MetaData()
+        tables.reflect(connection)
+        found = {
+            table.name: [dict(row) for row in connection.execute(select(table).order_by(*table.primary_key)).mappings()]
+            for table in tables.sorted_tables
+            if table.name != VERSION_TABLE
+        }
+    engine.dispose()
+    return found
+
+
+def test_earlier_schemas_have_data() -> None:
+    assert REVISIONS_WITH_DATA[:4] == REVISIONS[:4]
+    assert set(REVISIONS_WITH_DATA) <= set(REVISIONS)
+
+
+@pytest.mark.parametrize("revision", REVISIONS_WITH_DATA)
+def test_every_row_of_every_table_is_kept(url: str, revision: str) -> None:
+    make_database(url, revision)
+    before = content(url)
+    assert all(before.values()), [name for name, rows in before.items() if not rows]
+    assert migrate(url).found == revision
+    after = content(url)
+    for name, rows in before.items():
+        assert [{key: row[key] for key in old} for old, row in zip(rows, after[name], strict=True)] == rows
+    assert check(url).sound
+
+
+@pytest.mark.parametrize("revision", REVISIONS_WITH_DATA)
+def test_what_earlier_releases_stored_is_read(url: str, revision: str) -> None:
+    make_database(url, revision)
+    with open_store(url) as store:
+        assert store.model("tiny") == MODEL
+        found = store.tuning("first-release")
+        assert (found.cluster, found.workload, found.state) == (CLUSTER, WORKLOAD, TuningState.SEARCHING)
+        assert found.sampler is (SamplerName.PLAN if revision == "0001" else SamplerName.TPE)
+        assert found.history == ("mlops" if revision >= "0004" else "")
+        assert [trial.reading for trial in store.trials("first-release")] == [step_reading(), None]
+        assert store.best_trials(MODEL, CLUSTER, WORKLOAD)[0].reading == step_reading()
+        key = store.trials("first-release")[0].fingerprint_key
+        assert [reading.size_bytes for reading in store.collective_readings(CLUSTER.key, key)] == [1024, 2**33]
+        assert len(store.layer_readings(CLUSTER.key, key, MODEL.key, WORKLOAD.key)) == 1
+        assert store.profile(CLUSTER.key, key) is not None
+        if revision >= "0004":
+            assert [run.tokens_per_s_per_gpu for run in store.imported_runs("mlops")] == [300.5]
+            assert len(store.imported_readings("mlops", CLUSTER.key)) == 1
+    assert migrate(url).found == HEAD
