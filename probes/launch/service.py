@@ -60,7 +60,9 @@ class _Output(io.FileIO):
 def spare_outputs() -> None:
     """Makes Python's stdout and stderr raise nothing when the disk of the log is full."""
     sys.stdout, sys.stderr = (
-        io.TextIOWrapper(io.BufferedWriter(_Output(number, "w", closefd=False)), "utf-8", line_buffering=True)
+        io.TextIOWrapper(
+            io.BufferedWriter(_Output(number, "w", closefd=False)), "utf-8", "backslashreplace", line_buffering=True
+        )
         for number in (1, 2)
     )
 
