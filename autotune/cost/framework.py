@@ -38,13 +38,13 @@ class Framework:
         device_gap_s: device seconds between two kernels.
         splits_messages: tp ranks send a tp-th of a pipeline message each, with or without sequence parallelism.
         half_gradients: gradients are kept and reduced in the compute dtype, whatever the workload's `grad_dtype`.
-        gradient_copy: gradients of the compute dtype stay beside accumulated ones of `grad_dtype`.
+        gradient_copy: with several replicas gradients of the compute dtype stay beside those of `grad_dtype`.
         gathered_copy: with several replicas parameters of the compute dtype stay beside fp32 masters, in fp32 too.
         gathers_kept: share of the gathered inputs of sharded matrices that stay in memory although they are not needed,
             while the host is far ahead: they were made on another stream, whose memory the allocator frees late.
+        gather_buffers: whole inputs of sharded matrices that have buffers of their own, which are never freed.
         logit_scale: measured over counted bytes of logits and loss, without a pipeline.
         piped_logit_scale: the same on a pipeline's last stage.
-        optimizer_scale: measured over counted bytes of optimizer state.
         checked: published runs confirm the constants: trials then move them little (search.physics).
         fragmentation: reserved beyond allocated activations on a GPU, for each doubling of the micro-batches in flight.
         fragmentation_by_tp: what each doubling of tp adds to it.
@@ -73,11 +73,11 @@ class Framework:
     splits_messages: bool = False
     half_gradients: bool = False
     gradient_copy: bool = False
+    gather_buffers: float = 0.0
     gathered_copy: bool = False
     gathers_kept: float = 0.0
     logit_scale: float = 1.0
     piped_logit_scale: float = 1.0
-    optimizer_scale: float = 1.0
     fragmentation: float = 0.1
     fragmentation_by_tp: float = 0.0
     checked: bool = False
@@ -109,9 +109,9 @@ MEGATRON_DEEPSPEED = replace(MEGATRON_2021, name="megatron-deepspeed", crossing_
 NANOTRON = Framework(
     name="nanotron", kernel_s=56e-6, collective_s=75e-6, message_s=0.12e-3, traffic=1.15, accumulates=True,
     splits_by_cost=True, bucket_bytes=25e6, sharded_penalty=1.8, node_step_s=37e-6, rank_step_s=33e-6,
-    optimizer_passes=1.5, overlap=0.4, overlap_sharded=0.0, gathers_again=True, gradient_copy=True, gathers_kept=0.84,
-    logit_scale=1.37, piped_logit_scale=0.65, optimizer_scale=1.15, fragmentation=0.15, fragmentation_by_tp=0.04,
-    checked=True,
+    optimizer_passes=1.5, overlap=0.4, overlap_sharded=0.0, gathers_again=True, gradient_copy=True,
+    gather_buffers=2.0, gathers_kept=0.86, logit_scale=1.37, piped_logit_scale=0.62, fragmentation=0.05,
+    fragmentation_by_tp=0.04, checked=True,
 )  # fmt: skip
 """nanotron of 2024-25: parameters in bf16, gradients added to fp32 by a hook, buckets of DistributedDataParallel."""
 

@@ -131,15 +131,14 @@ class MemoryModel:
             dense = dense + self.parameters.experts[slot][rows.layout]
             divided = divided + (self.parameters.experts[slot] / self._expert_shards)[rows.layout]
         zero = rows.zero_stage
-        stored, gradient = stored_bytes(self._workload.dtype), float(self._framework.gradient_bytes(self._workload))
-        gradient += stored if self._framework.gradient_copy else 0.0
+        stored, framework = stored_bytes(self._workload.dtype), self._framework
+        several = (self._shards > 1)[rows.layout]
+        gradient = framework.gradient_bytes(self._workload) + framework.gradient_copy * stored * several
         copies = self._copies[rows.layout]
         return {
             "parameters": stored * np.where(zero >= 3, divided, copies * dense),
             "gradients": gradient * np.where(zero >= 2, divided, dense),
-            "optimizer": self._framework.optimizer_scale
-            * optimizer_bytes(self._workload)
-            * np.where(zero >= 1, divided, dense),
+            "optimizer": optimizer_bytes(self._workload) * np.where(zero >= 1, divided, dense),
         }
 
     def _activations(self, slot: int, stage: FloatColumn, rows: Rows, kinds: Kinds) -> tuple[FloatColumn, FloatColumn]:
@@ -197,14 +196,15 @@ class MemoryModel:
         return scaled * (losses * (stored_bytes(self._workload.dtype) + 4.0) + 4.0) * (self._model.vocab / rows.tp)
 
     def _buffers(self, slot: int, rows: Rows) -> FloatColumn:
-        """Pipeline messages, ZeRO-3's gathered layers, and a layer's full gradients under ZeRO-2 and 3."""
+        """Pipeline messages, ZeRO-3's gathered layers, a layer's full gradients under ZeRO-2 and 3, inputs gathered."""
         size, zero = stored_bytes(self._workload.dtype), rows.zero_stage
         layer = self.parameters.layer[slot][rows.layout]
         piped = np.where(self._layouts.pp > 1, 2.0 * size * self._model.hidden, 0.0)[rows.layout]
         gathered = np.where(zero >= 3, GATHERED_LAYERS * size * layer, 0.0)
         gradients = np.where(zero >= 2, self._workload.grad_dtype.size_bytes * layer, 0.0)
         workspace = WORKSPACE_BYTES if self._fragmentation else 0.0
-        return piped * rows.tokens / rows.spread + gathered + gradients + workspace
+        inputs = self._framework.gather_buffers * size * self._model.hidden * rows.tokens * (rows.spread > 1.0)
+        return piped * rows.tokens / rows.spread + gathered + gradients + inputs + workspace
 
 
 def _larger(one: Staged, other: Staged) -> Staged:

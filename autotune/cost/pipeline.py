@@ -8,7 +8,7 @@ from functools import lru_cache
 import numpy as np
 
 from autotune.cost.layouts import Layouts, distinct
-from autotune.cost.parameters import layer_counts, layer_matrices
+from autotune.cost.parameters import layer_counts
 from autotune.cost.table import GPIPE, INTERLEAVED, CodeColumn, FloatColumn
 from autotune.specs import ModelSpec
 
@@ -19,11 +19,15 @@ def chunk_layers(layers: int, chunks: int) -> list[int]:
 
 
 def cut_by_cost(layers: int, chunks: int, head_layers: float) -> list[int]:
-    """Layers of each chunk where the head counts as so many layers: a layer goes to the first chunk whose equal share
-    of the running total still holds it (nanotron's `block_compute_costs`). The head is always on the last."""
-    limits = (layers + head_layers) * np.arange(1, chunks) / chunks
-    chunk = np.searchsorted(limits, np.arange(1, layers + 1) - 1e-9)
-    return [int(n) for n in np.bincount(chunk, minlength=chunks)]
+    """Layers of each chunk where the head counts as so many layers: a chunk is full once the running total reaches its
+    equal share (nanotron/models/base.py, `build_model`), so that early chunks are the larger ones and the last may hold
+    the head alone. The memory that a sweep of four models reports is that of these cuts (docs/calibration.md)."""
+    sizes, chunk = [0] * chunks, 0
+    for done in range(1, layers + 1):
+        sizes[chunk] += 1
+        if chunk < chunks - 1 and done >= (layers + head_layers) * (chunk + 1) / chunks - 1e-9:
+            chunk += 1
+    return sizes
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,7 +99,7 @@ def stage_slots(model: ModelSpec, layouts: Layouts, *, by_cost: bool = False) ->
     dense, moe = layer_counts(model)
     top = int(layouts.vpp.max(initial=1)) + 1
     codes, inverse = distinct((layouts.pp * top + layouts.vpp).astype(np.int64))
-    head = model.vocab * model.hidden / layer_matrices(model, moe=moe > 0).total if by_cost else 0.0
+    head = _head_layers(model) if by_cost else 0.0
     candidates = [worst_stages(dense, moe, int(code) // top, int(code) % top, head) for code in codes]
     width = max((len(found) for found in candidates), default=1)
     rows = np.array(
@@ -110,6 +114,13 @@ def stage_slots(model: ModelSpec, layouts: Layouts, *, by_cost: bool = False) ->
     ).reshape(len(candidates), width, 5)
     columns = rows[inverse].transpose(2, 1, 0)
     return StageSlots(*(np.ascontiguousarray(column) for column in columns))
+
+
+def _head_layers(model: ModelSpec) -> float:
+    """The head over a layer as nanotron counts them (`block_compute_costs` of its Llama): four full projections,
+    whatever the key heads, and the matrices of the MLP."""
+    width = (3 if model.gated else 2) * (model.top_k * model.expert_ffn if model.experts else model.ffn)
+    return model.vocab * model.hidden / (4.0 * model.heads * model.head_dim * model.hidden + width * model.hidden)
 
 
 def in_flight(

@@ -7,6 +7,7 @@ what they reach on sources left out), so these rows hold the figures in place; t
 from __future__ import annotations
 
 import numpy as np
+import pytest
 
 from autotune.catalog import cluster_from_shorthand
 from autotune.cost.estimate import estimate
@@ -121,3 +122,30 @@ def test_nanotrons_published_steps_and_memory() -> None:
         peaks.append(abs(found.reserved_bytes / 2**30 / reserved_gib - 1.0))
     assert np.mean(times) <= 0.10
     assert np.mean(peaks) <= 0.10
+
+
+# The same sweep: (tp, pp, dp) at micro-batch 1 without ZeRO, GiB allocated on the first stage between two steps. It
+# tells how many layers that stage holds, and a parameter's bytes: 20, 2 of them only where replicas exchange gradients.
+ALLOCATED_ROWS = [
+    ((16, 2048, 32, 8192), (2, 2, 2), 8.85),
+    ((28, 3072, 32, 8192), (1, 2, 32), 41.33),
+    ((28, 3072, 32, 8192), (8, 4, 1), 2.86),
+    ((32, 4096, 32, 14336), (4, 2, 1), 20.75),
+    ((32, 4096, 32, 14336), (4, 4, 2), 12.83),
+]
+
+
+@pytest.mark.parametrize(("shape", "degrees", "allocated_gib"), ALLOCATED_ROWS)
+def test_nanotrons_first_stage_keeps_what_it_reports(
+    shape: tuple[int, int, int, int], degrees: tuple[int, int, int], allocated_gib: float
+) -> None:
+    tp, pp, dp = degrees
+    spec = llama(*shape).model_copy(update={"tied": shape[1] < 4096})
+    plan = Plan(tp=tp, pp=pp, dp=dp, sequence_parallel=tp > 1)
+    cluster = cluster_from_shorthand(f"h100-80gb-sxm:1x{tp * pp * dp}")
+    workload = Workload(seq_len=4096, global_batch=256)
+    found = estimate(spec, cluster, workload, plan, framework=NANOTRON)
+    assert found.worst_stage == 0
+    states = found.bytes.parameters + found.bytes.gradients + found.bytes.optimizer
+    gathered_inputs = 2 * 2 * 4096 * spec.hidden if tp > 1 else 0
+    assert (states + gathered_inputs) / 2**30 == pytest.approx(allocated_gib, rel=0.03)

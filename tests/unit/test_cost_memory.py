@@ -11,7 +11,7 @@ from autotune.cost.estimate import estimate, memory_table
 from autotune.cost.layouts import Layouts
 from autotune.cost.memory import MemoryModel, optimizer_bytes
 from autotune.cost.parameters import total_parameters
-from autotune.cost.pipeline import StageSlots, chunk_layers, in_flight, stage_slots, stages
+from autotune.cost.pipeline import StageSlots, chunk_layers, cut_by_cost, in_flight, stage_slots, stages
 from autotune.cost.rows import pieces
 from autotune.cost.shapes import Shapes
 from autotune.cost.table import SCHEDULES, PlanTable
@@ -158,6 +158,20 @@ def test_in_flight_is_the_peak_of_the_order_of_work(schedule: Schedule, pp: int,
         columns = [np.array([float(x)]) for x in (stage, pp, vpp, m)]
         code = np.array([SCHEDULES.index(schedule)], dtype=np.int8)
         assert in_flight(*columns, code)[0] * vpp == pytest.approx(kept)
+
+
+@pytest.mark.parametrize(
+    ("layers", "head", "chunks", "sizes"),
+    [
+        (28, 3.56, 2, [16, 12]),
+        (28, 3.56, 8, [4, 4, 4, 4, 4, 4, 4, 0]),
+        (32, 2.21, 4, [9, 9, 8, 6]),
+        (16, 4.0, 2, [10, 6]),
+    ],
+)
+def test_a_chunk_is_full_once_its_share_is_reached(layers: int, head: float, chunks: int, sizes: list[int]) -> None:
+    """The head counts as so many layers. Of these cuts the first three were seen in nanotron's runs."""
+    assert cut_by_cost(layers, chunks, head) == sizes
 
 
 def test_layers_are_spread_as_evenly_as_can_be() -> None:

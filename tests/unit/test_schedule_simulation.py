@@ -43,7 +43,7 @@ def test_unequal_stages_take_what_the_estimate_says(stages: list[float], m: int,
     """m times the slowest stage and one pass through the others, within a tenth: less, where part of that pass runs
     beside the slowest stage's own work; more, where a slow stage in the middle delays what waits for its backward."""
     found = simulated_s(schedule, [[t] for t in stages], [[2 * t] for t in stages], m)
-    assert found >= 3.0 * m * max(stages)
+    assert found >= 3.0 * m * max(stages) * (1.0 - 1e-12)
     assert found == pytest.approx(3.0 * ((m - 1) * max(stages) + sum(stages)), rel=0.15)
 
 
