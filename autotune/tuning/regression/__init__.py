@@ -1,0 +1,1 @@
+"""Regression: whether best-known plans still hold, and if not, whose fault it is."""

@@ -1,0 +1,96 @@
+"""Verdict: is a plan as fast as it was? Error rates by experiment are in docs/regression.md.
+
+With d the difference of the mean window centre (ln throughput) now and at the baseline, and v its variance under the
+noise model (tuning.regression.windows), the interval is d ± t sqrt(v). Windows are added until the question is decided:
+
+- unchanged: nothing speaks for a change, and a loss of DETECTABLE is ruled out;
+- worse or better: at least two windows, the interval leaves out zero, and the change is at least LEAST_EFFECT;
+- cannot tell: MOST_WINDOWS windows were not enough at this noise.
+
+Each look may err: the error of an alarm is shared among the looks at which one can be raised.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+
+import numpy as np
+from scipy.special import stdtrit
+
+from autotune.tuning.regression.windows import Noise, Window
+
+FALSE_ALARM = 0.004
+"""Probability that a check of an unchanged plan ends in `better` or `worse`, all looks together."""
+
+MISSED = 0.025
+"""Probability that a check rules out a loss of DETECTABLE that is there, a look."""
+
+SUSPICION = 0.10
+"""A look that gives no change less than this probability asks for another window."""
+
+LEAST_EFFECT = 0.01
+DETECTABLE = 0.05
+"""The loss that a check is made to find."""
+
+REPEATS, MOST_WINDOWS = 5, 5
+"""Measurements of the plan in one window; windows of one check."""
+
+
+class VerdictKind(StrEnum):
+    """What a check found of a plan's speed."""
+
+    UNCHANGED = "unchanged"
+    BETTER = "better"
+    WORSE = "worse"
+    CANNOT_TELL = "cannot_tell"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Verdict:
+    """The verdict, the relative change of throughput and its interval; `again` asks for a second window."""
+
+    kind: VerdictKind
+    effect: float
+    interval: tuple[float, float]
+    again: bool = False
+
+
+def judge(baseline: Sequence[Window], now: Sequence[Window], noise: Noise) -> Verdict:
+    """Compares windows of a plan's ln throughput; `again` asks for another window of it.
+
+    Args:
+        baseline: windows in which it was as fast as is expected of it.
+        now: this check's.
+        noise: of such windows.
+    """
+    change = float(np.mean([window.centre for window in now]) - np.mean([window.centre for window in baseline]))
+    spread = float(np.sqrt(noise.variance(baseline) + noise.variance(now)))
+    half = _quantile(1.0 - FALSE_ALARM / (2.0 * (MOST_WINDOWS - 1)), noise) * spread
+    kind = VerdictKind.CANNOT_TELL
+    if len(now) > 1 and abs(change) > half and abs(np.expm1(change)) >= LEAST_EFFECT:
+        kind = VerdictKind.WORSE if change < 0 else VerdictKind.BETTER
+    elif _nothing_speaks_for_change(change, spread, noise) and _ruled_out(change, spread, noise):
+        kind = VerdictKind.UNCHANGED
+    return Verdict(
+        kind=kind,
+        effect=float(np.expm1(change)),
+        interval=(float(np.expm1(change - half)), float(np.expm1(change + half))),
+        again=kind is VerdictKind.CANNOT_TELL and len(now) < MOST_WINDOWS,
+    )
+
+
+def _nothing_speaks_for_change(change: float, spread: float, noise: Noise) -> bool:
+    small = abs(np.expm1(change)) < LEAST_EFFECT
+    return bool(small or abs(change) < _quantile(1.0 - SUSPICION / 2.0, noise) * spread)
+
+
+def _ruled_out(change: float, spread: float, noise: Noise) -> bool:
+    """Whether a loss of DETECTABLE would have shown."""
+    return bool(change - _quantile(1.0 - MISSED, noise) * spread > np.log1p(-DETECTABLE))
+
+
+def _quantile(probability: float, noise: Noise) -> float:
+    """Student's, with as many degrees of freedom as windows taught the noise, the prior's included."""
+    return float(stdtrit(max(noise.windows, 1) + 8.0, probability))
