@@ -9,20 +9,26 @@ from contextlib import contextmanager
 
 from sqlalchemy.exc import DBAPIError, SQLAlchemyError
 
-from autotune.errors import StoreError, StoreReadOnlyError
+from autotune.errors import InputError, StoreError, StoreReadOnlyError
 from storage.engine import Location, may
 
 # https://www.postgresql.org/docs/current/errcodes-appendix.html
 READ_ONLY_TRANSACTION = "25006"
 INSUFFICIENT_PRIVILEGE = "42501"
+NUL_REFUSED = "cannot contain NUL"  # psycopg: no such text can be in the database, so nothing has that name
 
 
 @contextmanager
 def translated(location: Location) -> Iterator[None]:
-    """Turns database errors into StoreError and StoreReadOnlyError; our own errors pass unchanged."""
+    """Turns database errors into StoreError and StoreReadOnlyError; our own errors pass unchanged.
+
+    A name with a NUL, which PostgreSQL cannot even be asked for, is an InputError.
+    """
     try:
         yield
     except DBAPIError as error:
+        if NUL_REFUSED in str(error.orig):
+            raise InputError("name", "...\x00...", "text without NUL characters") from error
         raise _fault(error.orig or error, location) from error
     except sqlite3.Error as error:
         raise _fault(error, location) from error

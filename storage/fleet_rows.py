@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from functools import lru_cache
 from typing import Any
 
 from pydantic import TypeAdapter
@@ -75,14 +76,25 @@ def job_of(row: JobRow) -> Job:
     return Job(
         **values(row, (*JOB_PLAIN, *JOB_COURSE)),
         purpose=JobPurpose(row.purpose),
-        cluster=ClusterSpec.from_json(row.cluster_json),
-        request=REQUEST.validate_json(row.request_json),
+        cluster=_cluster_of(row.cluster_json),
+        request=_request_of(row.request_json),
         avoid=tuple(json.loads(row.avoid_json)),
         state=JobState(row.state),
         progress=ProbeProgress.from_json(row.progress_json) if row.progress_json else None,
         failure=FailureKind(row.failure_kind) if row.failure_kind else None,
         members=tuple(_member_of(member) for member in row.members),
     )
+
+
+@lru_cache(maxsize=64)
+def _cluster_of(text: str) -> ClusterSpec:
+    """Most jobs are of few clusters and requests, and parsing them is most of the time that a long queue takes."""
+    return ClusterSpec.from_json(text)
+
+
+@lru_cache(maxsize=1024)
+def _request_of(text: str) -> ProbeRequest:
+    return REQUEST.validate_json(text)
 
 
 def _member_of(row: MemberRow) -> JobMember:

@@ -89,6 +89,7 @@ def _problems(connection: Connection) -> Iterator[str]:
     for table in Base.metadata.sorted_tables:
         yield from _orphans(connection, table)
     yield from _lost_results(connection)
+    yield from _stray_leases(connection)
 
 
 def _missing(connection: Connection) -> Iterator[str]:
@@ -128,6 +129,15 @@ def _lost_results(connection: Connection) -> Iterator[str]:
     count = connection.scalar(select(func.count()).select_from(trials).where(ended_well, ~measured))
     if count:
         yield f"tuning_trials: {count} complete or pruned trials without a measurement"
+
+
+def _stray_leases(connection: Connection) -> Iterator[str]:
+    """Nodes held by jobs that hold nothing any more: no job would ever get them again."""
+    leases, jobs = Base.metadata.tables["leases"], Base.metadata.tables["jobs"]
+    over = leases.join(jobs, leases.c.job_id == jobs.c.id)
+    count = connection.scalar(select(func.count()).select_from(over).where(jobs.c.state.in_(("queued", "ended"))))
+    if count:
+        yield f"leases: {count} nodes held by jobs that do not run"
 
 
 def size_bytes(connection: Connection) -> int:

@@ -8,7 +8,7 @@ import pytest
 from fleet_records import LONG_S, OVER_S, fleet_tuning, granted, job, live_tuning, pair, reported
 from store_records import COLLECTIVE_OUTCOME, FAILURE, FINGERPRINT, MOMENT, step_reading, trial, tuning
 
-from autotune.errors import StoreConflictError, UnknownNameError
+from autotune.errors import InputError, StoreConflictError, UnknownNameError
 from autotune.specs import EventKind, Tuning, TuningState
 from storage import SqlStore
 
@@ -162,6 +162,19 @@ def test_pages_go_from_new_to_old(store: SqlStore) -> None:
     assert store.tunings_page(limit=9, before="t0") == []
     with pytest.raises(UnknownNameError, match="no-tuning"):
         store.tunings_page(limit=9, before="no-tuning")
+
+
+def test_a_name_that_no_database_can_hold_is_bad_input(store: SqlStore) -> None:
+    for ask in (
+        lambda: store.events("a\x00b"),
+        lambda: store.withdraw("a\x00b", "ada"),
+        lambda: store.tunings_page(limit=1, before="a\x00b"),
+        lambda: store.job("a\x00b"),
+        lambda: store.node("a\x00b"),
+        lambda: store.revoke_key("a\x00b"),
+    ):
+        with pytest.raises(InputError):
+            ask()
 
 
 def test_the_log_of_a_local_tuning_tells_all(store: SqlStore) -> None:

@@ -6,6 +6,7 @@ import sqlite3
 from pathlib import Path
 
 import pytest
+from fleet_records import granted, job, pair
 from store_records import FINGERPRINT, MODEL, step_reading, trial, tuning
 
 from autotune.errors import StoreError
@@ -63,6 +64,15 @@ def test_what_is_lost_is_found(path: Path, statement: str, problem: str) -> None
     report = check(f"sqlite:///{path}")
     assert not report.sound
     assert any(line.startswith(problem) for line in report.problems), report.problems
+
+
+def test_a_lease_that_outlives_its_job_is_found(path: Path) -> None:
+    with open_store(f"sqlite:///{path}") as store:
+        pair(store)
+        granted(store, job("job-1"))
+    assert check(f"sqlite:///{path}").sound
+    damage(path, "UPDATE jobs SET state = 'ended'")
+    assert check(f"sqlite:///{path}").problems == ("leases: 2 nodes held by jobs that do not run",)
 
 
 def test_a_damaged_index_is_found(path: Path) -> None:

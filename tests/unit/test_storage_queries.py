@@ -7,9 +7,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from fleet_records import POOL, fleet_tuning, job, node
 from sqlalchemy import Connection, event
-from store_records import CLUSTER, MODEL, WORKLOAD, tuning
+from store_records import CLUSTER, MODEL, MOMENT, WORKLOAD, tuning
 
+from autotune.specs import JobState
 from storage import SqlStore, open_store
 
 QUERIES: dict[str, Callable[[SqlStore], object]] = {
@@ -20,7 +22,29 @@ QUERIES: dict[str, Callable[[SqlStore], object]] = {
     "layer_readings": lambda store: store.layer_readings("c", "f", "m", "w"),
     "profile": lambda store: store.profile("c"),
     "profile under a fingerprint": lambda store: store.profile("c", "f"),
+    "queued jobs of a pool": lambda store: store.jobs(pool=POOL, states=[JobState.QUEUED]),
+    "queued jobs": lambda store: store.jobs(states=[JobState.QUEUED]),
+    "jobs of a tuning": lambda store: store.jobs(tuning_id="tuning-1"),
+    "unsent_members": lambda store: store.unsent_members(1.0),
+    "expire_members": lambda store: store.expire_members(),
+    "gpu_s_by_principal": lambda store: store.gpu_s_by_principal(MOMENT),
+    "events": lambda store: store.events("tuning-1", after=7),
+    "due_tunings": lambda store: store.due_tunings(),
+    "tunings_page": lambda store: store.tunings_page(limit=9, before="tuning-1"),
+    "tunings_page of a principal": lambda store: store.tunings_page(limit=9, principal="ada"),
+    "tunings_page of a state": lambda store: store.tunings_page(limit=9, state="done"),
+    "measurements_page": lambda store: store.measurements_page("step", cluster_key="c", after=7),
+    "key_of": lambda store: store.key_of("hash"),
+    "incidents": lambda store: store.incidents("a"),
+    "grant": lambda store: store.grant("job-1", ["a"], lease_s=1.0, world_id="w", warm=False),
+    "submit_tuning": lambda store: store.submit_tuning(fleet_tuning("new"), sharing_key="k", idempotency_key="i"),
+    "cancel_jobs": lambda store: store.cancel_jobs("tuning-1"),
 }
+# Scans in the order of an index, which a limit ends; of the nodes of a fleet, which are few; and of no table at all.
+SCANNED = ("USING INDEX ix_tunings_created_at", "SCAN nodes", "SCAN CONSTANT ROW")
+# What is sorted there is a few rows: of one request, tuning or gang, those that are live, or those of one moment.
+SORTED = {"best_trials", "tunings", "profile", "jobs of a tuning", "due_tunings", "unsent_members", "grant"}
+SORTED |= {"cancel_jobs", "expire_members", "tunings_page", "tunings_page of a principal", "tunings_page of a state"}
 
 
 @pytest.mark.parametrize("query", QUERIES)
@@ -33,6 +57,8 @@ def test_no_query_scans_a_table_and_readings_are_not_sorted(tmp_path: Path, quer
 
     with open_store(f"sqlite:///{tmp_path / 'a.db'}") as store:
         store.create_tuning(tuning())
+        store.register_node(node("a"))
+        store.create_job(job("job-1", tuning_id="tuning-1"))
         with store.reading() as session:
             event.listen(session.get_bind(), "before_cursor_execute", note)
         QUERIES[query](store)
@@ -44,7 +70,7 @@ def test_no_query_scans_a_table_and_readings_are_not_sorted(tmp_path: Path, quer
                 for row in connection.exec_driver_sql(f"EXPLAIN QUERY PLAN {statement}", parameters)
             ]
     assert plans
-    scans = [plan for plan in plans if plan.startswith("SCAN") and "USING INDEX ix_tunings_created_at" not in plan]
+    scans = [plan for plan in plans if plan.startswith("SCAN") and not any(few in plan for few in SCANNED)]
     sorts = [plan for plan in plans if "TEMP B-TREE" in plan]
     assert scans == []
-    assert sorts == [] or query in {"best_trials", "tunings", "profile"}
+    assert sorts == [] or query in SORTED
