@@ -1,4 +1,5 @@
 # make tune   set up and tune the smallest model on this machine
+# make box    bring up a cluster in a box (two nodes in network namespaces), tune in it, remove it; KEEP=1 keeps it up
 # make test   set up, test services included, and run every test
 #
 # Variables: PYTHON (an interpreter, 3.11 or newer), TORCH_INDEX_URL (a package index to take torch from, for
@@ -8,7 +9,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.setup-done
 
-.PHONY: setup services tune test lint check clean
+.PHONY: setup services tune box box-down test lint check clean
 
 setup: $(STAMP)
 
@@ -21,6 +22,15 @@ services:
 
 tune: setup
 	$(BIN)/autotune tune $(ARGS)
+
+# Network namespaces need root.
+AS_ROOT := $(if $(filter 0,$(shell id -u)),,sudo)
+
+box: setup services
+	$(AS_ROOT) $(BIN)/python -m deploy.box run $(if $(KEEP),--keep) $(ARGS)
+
+box-down: setup
+	$(AS_ROOT) $(BIN)/python -m deploy.box down $(ARGS)
 
 test: setup services
 	$(BIN)/python -m pytest $(ARGS)

@@ -30,7 +30,7 @@ def _parser() -> argparse.ArgumentParser:
     run = commands.add_parser("run", help="bring a box up, tune in it, show that its slow link matters, remove it")
     run.add_argument("--nodes", type=int, default=2)
     run.add_argument("--ranks", type=int, default=4, help="CPU ranks a node")
-    run.add_argument("--rate-mbit", type=float, default=400.0, help="speed of a node's link, each direction")
+    run.add_argument("--rate-mbit", type=float, default=200.0, help="speed of a node's link, each direction")
     run.add_argument("--keep", action="store_true", help="leave it up, and say how to use and remove it")
     commands.add_parser("list", help="the boxes that are up")
     down = commands.add_parser("down", help="remove boxes, also those that a crash left behind")

@@ -58,18 +58,22 @@ class Box:
             folder=self.folder,
             database_url=self.database_url,
             broker_url=self.broker_url,
+            ranks=ranks,
         )
         services.migrate()
         self.key = services.create_key()
         services.start_control_plane()
-        for node in self.nodes:
-            services.start_node(node, self.cluster_file, ranks)
+        services.start_nodes(self.cluster_file, self.key)
         return services
 
     @property
     def url(self) -> str:
         """The API; `key` is a key that may do everything."""
         return self._services.url
+
+    def ask(self, path: str, body: object = None, *, method: str | None = None) -> Any:
+        """An answer of the API, as data: of a GET, or of a POST of `body`. Raises BoxError with its problem."""
+        return self._services.ask(path, body, key=self.key, method=method)
 
     @property
     def nodes(self) -> list[str]:

@@ -7,9 +7,11 @@ import sys
 import urllib.error
 import urllib.request
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
+from typing import Any
 
-from deploy.box.network import NODE_DEVICE, Network
+from deploy.box.network import NODE_DEVICE, BoxError, Network
 from deploy.box.processes import Command, Processes, run_once
 
 API_PORT = 8765
@@ -27,6 +29,7 @@ class Services:
     folder: Path
     database_url: str
     broker_url: str
+    ranks: int
 
     @property
     def url(self) -> str:
@@ -51,19 +54,39 @@ class Services:
         self.processes.start("beat", self._hub_command("beat"))
         self.processes.wait_until("api", self.answers, within_s=_READY_S)
 
-    def start_node(self, node: str, cluster: Path, slots: int) -> None:
-        """Starts the worker of a node."""
-        words = ("worker", "--role", "node", "--name", node, "--cluster", str(cluster), "--slots", str(slots))
+    def start_nodes(self, cluster: Path, key: str) -> None:
+        """Starts the workers of all nodes; returns when all have registered."""
+        for node in self.network.names:
+            self._start_node(node, cluster)
+        for node in self.network.names:
+            self.processes.wait_until(node, partial(self._knows, node, key), within_s=_READY_S)
+
+    def _start_node(self, node: str, cluster: Path) -> None:
+        words = ("worker", "--role", "node", "--name", node, "--cluster", str(cluster), "--slots", str(self.ranks))
         place = ("--address", self.network.address(node), "--interface", NODE_DEVICE, "--topology", node)
         self.processes.start(node, self._command(self.network.namespace(node), node, *words, *place))
 
     def answers(self) -> bool:
         """Whether the API says that it is healthy."""
         try:
-            with urllib.request.urlopen(f"{self.url}/healthz", timeout=5) as answer:
-                return bool(answer.status == 200)
-        except (urllib.error.URLError, OSError):
+            self.ask("/healthz")
+        except (BoxError, OSError):
             return False
+        return True
+
+    def ask(self, path: str, body: object = None, *, key: str = "", method: str | None = None) -> Any:
+        """An answer of the API: of a GET, or of a POST of `body`. Raises BoxError with the problem it reports."""
+        headers = {"Authorization": f"Bearer {key}", "Content-Type": "application/json"}
+        data = None if body is None else json.dumps(body).encode()
+        request = urllib.request.Request(self.url + path, headers=headers, data=data, method=method)
+        try:
+            with urllib.request.urlopen(request, timeout=30) as answer:
+                return json.load(answer)
+        except urllib.error.HTTPError as error:
+            raise BoxError(f"{path}: {error.code} {error.read().decode()}") from None
+
+    def _knows(self, node: str, key: str) -> bool:
+        return any(each["name"] == node for each in self.ask("/nodes", key=key)["nodes"])
 
     def _hub_command(self, *words: str) -> Command:
         return self._command(self.network.hub, "hub", *words)
