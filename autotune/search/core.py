@@ -46,6 +46,9 @@ FIRST_SETUP_S = 1.0
 NINETY_PERCENT = 1.645
 """Standard deviations on either side of a normal mean that hold 90 %."""
 
+TRIAL_STEPS = sum(StepRequest.model_fields[name].default for name in ("warmup_steps", "min_steps")) + 2
+"""Steps of a trial: untimed, timed, and two more until the interval is narrow or for the trace."""
+
 NOT_THE_PLANS_FAULT = frozenset({FailureKind.LOST, FailureKind.CANCELLED, FailureKind.UNAVAILABLE})
 
 
@@ -119,15 +122,14 @@ class Search:
 
     @property
     def trials(self) -> int:
-        """Trials told, without history."""
-        return len(self._told) - self._history
+        """Whole trials told, without history."""
+        return sum(not item.carried for item in self._told[self._history :])
 
     def belief(self) -> Belief:
         """What is expected of each plan of `table` now. Plans in flight count as barred."""
         return self._believe([Observation(plan=plan) for plan in self._asked])
 
     def _believe(self, flying: Sequence[Observation]) -> Belief:
-        request = StepRequest.model_fields
         return believe(
             self.table,
             self._points,
@@ -137,7 +139,7 @@ class Search:
             devices=self.cluster.devices,
             setup_s=float(np.median(self._setups)) if self._setups else FIRST_SETUP_S,
             learning=self._learning,
-            steps=request["warmup_steps"].default + request["min_steps"].default + 2,
+            steps=TRIAL_STEPS,
         )
 
     def next(self) -> Choice | None:
@@ -196,7 +198,8 @@ class Search:
                 Observation(
                     plan=plan,
                     tokens_per_s_per_gpu=result.tokens_per_s_per_gpu,
-                    relative_noise=result.relative_noise,
+                    relative_noise=result.relative_noise if result.carried_sd is None else 2.0 * result.carried_sd,
+                    carried=result.carried_sd is not None,
                     peak_bytes=result.peak_bytes,
                     gpu_s=gpu_s,
                 )

@@ -60,11 +60,11 @@ def peak_memory_bytes(reading: StepReading, cluster: ClusterSpec) -> int:
 
 
 def standings(observations: Iterable[Observation]) -> list[Standing]:
-    """All fully measured plans (not failed, not pruned), fastest first."""
+    """All fully measured plans (not failed, pruned or carried over from cheaper trials), fastest first."""
     found: dict[Plan, list[Observation]] = {}
     last: dict[Plan, int] = {}
     for number, item in enumerate(observations):
-        if item.tokens_per_s_per_gpu and not item.pruned:
+        if item.whole:
             found.setdefault(item.plan, []).append(item)
             last[item.plan] = number
     pooled = (_standing(plan, items, last[plan]) for plan, items in found.items())
