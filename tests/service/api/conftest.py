@@ -1,0 +1,58 @@
+"""The real API on a real socket, over a database and a broker of its own; every test runs on SQLite and PostgreSQL."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+from api_server import Api, StartApi, serving
+from fleet_records import CLUSTER, pair
+from services import PostgresServer, RedisServer
+
+from autotune.api.application import create_app
+from autotune.settings import Settings
+from autotune.wiring import open_fleet, open_queue, open_store
+from storage import SqlStore
+
+
+@pytest.fixture(params=["sqlite", "postgresql"])
+def url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
+    """An empty database of its own."""
+    if request.param == "sqlite":
+        return f"sqlite:///{tmp_path / 'autotune.db'}"
+    server: PostgresServer = request.getfixturevalue("postgres")
+    return server.url(server.create_database())
+
+
+@pytest.fixture
+def store(url: str) -> Iterator[SqlStore]:
+    """A store with the pool `pair` of two nodes."""
+    with open_store(url) as opened:
+        opened.put_cluster(CLUSTER)
+        pair(opened)
+        yield opened
+
+
+@pytest.fixture
+def start_api(store: SqlStore, url: str, broker: RedisServer, tmp_path: Path) -> Iterator[StartApi]:
+    """Starts the API with options of create_app; ended after the test."""
+    settings = Settings(database_url=url, log_dir=tmp_path, broker_url=broker.url)
+    with closing(open_queue(settings)) as queue, closing(open_fleet(settings, store)) as fleet:
+        running = []
+
+        def start(**options: object) -> Api:
+            app = create_app(store, fleet, **({"broker_answers": queue.answers} | options))  # type: ignore[arg-type]
+            running.append(serving(app, store))
+            return running[-1].__enter__()
+
+        yield start
+        for server in running:
+            server.__exit__(None, None, None)
+
+
+@pytest.fixture
+def api(start_api: StartApi) -> Api:
+    """The API, with keys."""
+    return start_api()

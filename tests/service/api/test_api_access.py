@@ -1,0 +1,141 @@
+"""Who gets in: each route asks for its role; keys that are missing, wrong, expired, revoked; the rate limit."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime, timedelta
+
+from api_server import Api, StartApi, assert_problem
+from fastapi.routing import APIRoute
+
+from autotune.api.application import create_app
+from autotune.api.roles import ROLES
+from autotune.specs import ApiKey, Role
+from autotune.tuning.keys import create_key, hash_of
+
+ROUTES = sorted(ROLES)
+BELOW = {Role.READ: None, Role.SUBMIT: Role.READ, Role.ADMIN: Role.SUBMIT}
+
+
+def path_of(route: str) -> str:
+    """A path of the route, of things that do not exist."""
+    return route.split()[1].replace("{name:path}", "x").replace("{", "x").replace("}", "x")
+
+
+def test_the_table_of_roles_names_every_route_and_no_other() -> None:
+    app = create_app(None, None, broker_answers=bool)  # type: ignore[arg-type]
+    assert all(isinstance(route, APIRoute) for route in app.routes)
+    routes = [f"{method} {route.path}" for route in app.routes for method in route.methods]  # type: ignore[attr-defined]
+    assert sorted(routes) == ROUTES
+
+
+def test_every_route_asks_for_its_role(api: Api) -> None:
+    for route in ROUTES:
+        needed, method = ROLES[route], route.split()[0]
+        if needed is None:
+            assert api.request(method, path_of(route), None).status_code == 200
+            continue
+        assert_problem(api.request(method, path_of(route), None), 401, "unauthorized")
+        if BELOW[needed] is not None:
+            refused = api.request(method, path_of(route), BELOW[needed])
+            assert_problem(refused, 403, "forbidden", f"needs the role {needed.value}")
+        assert api.request(method, path_of(route), needed).status_code not in {401, 403}
+        assert api.request(method, path_of(route), Role.ADMIN).status_code not in {401, 403}
+
+
+def test_who_is_not_let_in_is_not_read(api: Api) -> None:
+    refused = api.request("POST", "/tunings", None, content=b"{", headers={"content-type": "application/json"})
+    assert_problem(refused, 401, "unauthorized")
+
+
+def test_a_wrong_key_is_refused(api: Api) -> None:
+    for header in (b"Basic YTpi", b"Bearer", b"Bearer nobody", b"nobody", b"Bearer \xe9"):
+        refused = api.request("GET", "/tunings", None, headers={"Authorization": header})
+        assert_problem(refused, 401, "unauthorized")
+        assert refused.headers["www-authenticate"].startswith("Bearer")
+
+
+def test_an_expired_key_is_refused(api: Api) -> None:
+    then = datetime.now(UTC) - timedelta(seconds=1)
+    expired = ApiKey(id="expired", name="late", role=Role.ADMIN, created_at=then, expires_at=then)
+    api.store.create_key(expired, hash_of("secret"))
+    refused = api.request("GET", "/tunings", None, headers={"Authorization": "Bearer secret"})
+    assert_problem(refused, 401, "unauthorized", "expired")
+
+
+def test_a_revoked_key_is_refused_at_once(api: Api) -> None:
+    made = api.request("POST", "/keys", json={"name": "guest", "role": "read", "expires_days": 1})
+    assert made.status_code == 201
+    shown = {"Authorization": f"Bearer {made.json()['secret']}"}
+    assert api.request("GET", "/tunings", None, headers=shown).status_code == 200
+    revoked = api.request("DELETE", f"/keys/{made.json()['key']['id']}")
+    assert ApiKey.from_data(revoked.json()).revoked_at is not None
+    assert_problem(api.request("GET", "/tunings", None, headers=shown), 401, "unauthorized", "revoked")
+    assert_problem(api.request("DELETE", "/keys/nobody"), 404, "not-found", "nobody")
+
+
+def test_a_secret_is_shown_once_and_stored_nowhere(api: Api) -> None:
+    made = api.request("POST", "/keys", json={"name": "guest", "role": "read"}).json()
+    assert made["secret"] not in api.request("GET", "/keys").text
+    assert api.store.key_of(hash_of(made["secret"])) == ApiKey.from_data(made["key"])
+    again = api.request("POST", "/keys", json={"name": "guest", "role": "admin"})
+    assert_problem(again, 409, "conflict", "guest")
+
+
+def test_without_any_key_this_machine_is_an_admin(start_api: StartApi) -> None:
+    api = start_api(open_locally=True)
+    assert api.request("GET", "/keys", None).json() == {"keys": [], "next": None}
+
+
+def test_what_comes_through_a_proxy_or_another_name_needs_a_key(start_api: StartApi) -> None:
+    api = start_api(open_locally=True)
+    for name, value in (("Host", "evil.example"), ("X-Forwarded-For", "127.0.0.1"), ("Forwarded", "for=1.2.3.4")):
+        assert_problem(api.request("GET", "/tunings", None, headers={name: value}), 401, "unauthorized")
+
+
+def test_a_key_that_nobody_knows_is_refused_where_none_is_needed(start_api: StartApi) -> None:
+    refused = start_api(open_locally=True).request("GET", "/keys", None, headers={"Authorization": "Bearer x"})
+    assert_problem(refused, 401, "unauthorized")
+
+
+def test_the_first_key_ends_the_time_without_keys_for_good(start_api: StartApi) -> None:
+    api = start_api(open_locally=True)
+    made = api.request("POST", "/keys", None, json={"name": "me", "role": "admin"}).json()
+    assert_problem(api.request("GET", "/keys", None), 401, "unauthorized")
+    shown = {"Authorization": f"Bearer {made['secret']}"}
+    assert api.request("DELETE", f"/keys/{made['key']['id']}", None, headers=shown).status_code == 200
+    assert_problem(api.request("GET", "/keys", None), 401, "unauthorized")
+
+
+def test_each_principal_has_a_rate_of_his_own(start_api: StartApi) -> None:
+    api = start_api(rate="3/hour")
+    assert [api.request("GET", "/tunings", Role.READ).status_code for _ in range(3)] == [200, 200, 200]
+    refused = api.request("GET", "/tunings", Role.READ)
+    assert_problem(refused, 429, "too-many-requests", "3 per 1 hour")
+    assert 1 <= int(refused.headers["retry-after"]) <= 3600
+    assert api.request("GET", "/tunings", Role.SUBMIT).status_code == 200
+
+
+def test_guessing_keys_is_limited_too(start_api: StartApi) -> None:
+    api = start_api(rate="2/hour")
+    statuses = [
+        api.request("GET", "/tunings", None, headers={"Authorization": f"Bearer {i}"}).status_code for i in "abc"
+    ]
+    assert statuses == [401, 401, 429]
+    assert api.request("GET", "/tunings", Role.READ).status_code == 200
+
+
+def test_every_answer_carries_the_headers_that_browsers_obey(api: Api) -> None:
+    for answer in (
+        api.request("GET", "/tunings"),
+        api.request("GET", "/nothing"),
+        api.request("GET", "/healthz", None),
+    ):
+        assert answer.headers["x-content-type-options"] == "nosniff"
+        assert answer.headers["cache-control"] == "no-store"
+        assert "default-src 'none'" in answer.headers["content-security-policy"]
+
+
+def test_a_key_made_elsewhere_is_known(api: Api) -> None:
+    made = create_key(api.store, "elsewhere", "read", expires_days=1)
+    answer = api.request("GET", "/tunings", None, headers={"Authorization": f"bearer {made.secret}"})
+    assert answer.status_code == 200

@@ -1,0 +1,194 @@
+"""Tunings through the API: asked for, shared, repeated, listed page by page, withdrawn; their trials and best plan."""
+
+from __future__ import annotations
+
+from api_server import TINY, Api, assert_problem
+from commands import Command
+from fleet_records import fleet_tuning, live_tuning
+from store_records import FAILURE, FINGERPRINT, step_reading, trial
+
+from autotune.api.answers import BestAnswer, Submitted, TrialPage, TuningAnswer, TuningPage
+from autotune.specs import Plan, Role, TuningState
+from storage import SqlStore
+
+
+def submitted(api: Api, role: Role = Role.SUBMIT, **changes: object) -> Submitted:
+    answer = api.request("POST", "/tunings", role, json=TINY | changes)
+    assert answer.status_code in {200, 201}, answer.text
+    found = Submitted.from_data(answer.json())
+    assert (answer.status_code == 201) is found.created
+    assert answer.headers["location"] == f"/tunings/{found.tuning}"
+    return found
+
+
+def measured(store: SqlStore, tuning_id: str = "tuning-1") -> None:
+    """A tuning with two complete trials and a failed one."""
+    live_tuning(store, tuning_id)
+    plans = (Plan(tp=2, dp=4), Plan(tp=2, pp=2, dp=2), Plan(tp=4, dp=2))
+    for number, (plan, tokens) in enumerate(zip(plans, (900.0, 1200.0, None), strict=True)):
+        store.start_trial(trial(number, tuning_id, plan))
+        reading, failure = (None, FAILURE) if tokens is None else (step_reading(tokens), None)
+        store.finish_trial(
+            f"{tuning_id}-{number}", reading=reading, failure=failure, outcome_gpu_s=8.0, setup_s=1.0,
+            fingerprint_key=FINGERPRINT.key,
+        )  # fmt: skip
+
+
+def test_a_request_is_stored_as_it_was_asked_for(api: Api) -> None:
+    found = submitted(api, nodes=1, budget={"max_trials": 3}, space={"tp": [1, 2]}, seed=5)
+    stored = api.store.tuning(found.tuning)
+    assert stored == found.request
+    assert (stored.pool, stored.principal, stored.cluster.nodes) == ("pair", "submit", 1)
+    assert (stored.budget.max_trials, stored.space.tp, stored.seed) == (3, (1, 2), 5)
+
+
+def test_equal_requests_share_one_tuning(api: Api) -> None:
+    first, second = submitted(api), submitted(api, Role.ADMIN)
+    assert (first.created, second.created) == (True, False)
+    assert first.tuning == second.tuning
+    assert submitted(api, seed=1).tuning != first.tuning
+
+
+def test_an_idempotency_key_makes_one_tuning(api: Api) -> None:
+    headers = {"Idempotency-Key": "once"}
+    first = api.request("POST", "/tunings", json=TINY, headers=headers)
+    api.request("DELETE", first.headers["location"])  # a request of its own would now make a new one
+    again = api.request("POST", "/tunings", json=TINY, headers=headers)
+    assert (first.status_code, again.status_code) == (201, 200)
+    assert again.json()["tuning"] == first.json()["tuning"]
+    other = api.request("POST", "/tunings", json=TINY | {"seed": 1}, headers=headers)
+    assert_problem(other, 409, "conflict", "once")
+    theirs = api.request("POST", "/tunings", Role.SUBMIT, json=TINY | {"seed": 1}, headers=headers)
+    assert theirs.status_code == 201
+
+
+REFUSED: list[tuple[dict[str, object], tuple[str, ...]]] = [
+    ({"model": "gpt5"}, ("model", "gpt5", "tiny")),
+    ({"model": "/etc/passwd"}, ("model", "/etc/passwd")),
+    ({"model": "../../config.json"}, ("model", "config.json")),
+    ({"cluster": "nowhere"}, ("cluster", "nowhere", "pair")),
+    ({"cluster": "/etc/hostname"}, ("cluster", "/etc/hostname")),
+    ({"nodes": 3}, ("nodes", "3", "2")),
+    ({"workload": {"seq_len": 0}}, ("workload.seq_len", "0")),
+    ({"space": {"tp": ["two"]}}, ("space.tp.0", "two")),
+    ({"space": {"tp": [3]}}, ("no plan is legal",)),
+    ({"space": {"tp": [1] * 1001}}, ("space.tp", "1000")),
+    ({"sampler": "oracle"}, ("sampler", "oracle", "plan")),
+    ({"seed": -1}, ("seed", "-1")),
+    ({"seed": 2**63}, ("seed", "9223372036854775808")),
+    ({"nodes": 2.5}, ("nodes", "2.5", "whole number")),
+    ({"unknown": 1}, ("unknown", "not known")),
+    ({"budget": {"max_trials": 0}}, ("budget.max_trials", "0")),
+]
+
+
+def test_what_cannot_be_used_is_named(api: Api) -> None:
+    for changes, words in REFUSED:
+        answer = api.request("POST", "/tunings", json=TINY | changes)
+        data = assert_problem(answer, 422, "illegal-plan" if "no plan is legal" in words else "input", *words)
+        assert data["what"]
+        assert data["allowed"]
+    assert api.request("GET", "/tunings").json()["tunings"] == []
+
+
+def test_a_model_that_does_not_fit_says_what_would(api: Api) -> None:
+    answer = api.request("POST", "/tunings", json=TINY | {"model": "gpt3-175b", "workload": {}})
+    data = assert_problem(answer, 422, "nothing-fits", "GiB")
+    assert data["misses"][0]["needs_bytes"] > data["misses"][0]["has_bytes"]
+
+
+def test_a_request_that_takes_minutes_to_judge_is_refused(api: Api) -> None:
+    model = api.request("GET", "/models/tiny").json() | {"name": "tower", "layers": 9999}
+    assert_problem(api.request("POST", "/tunings", json=TINY | {"model": model}), 422, "input", "layers", "9999", "500")
+
+
+def test_lists_come_in_pages(api: Api) -> None:
+    made = [submitted(api, seed=seed).tuning for seed in range(5)]
+    path, seen = "/tunings?limit=2&state=queued", []
+    while path:
+        answer = api.request("GET", path, Role.READ)
+        found = TuningPage.from_data(answer.json())
+        assert len(found.tunings) <= 2
+        assert answer.headers.get("link") == (f'<{found.next}>; rel="next"' if found.next else None)
+        seen += [row.tuning for row in found.tunings]
+        path = found.next or ""
+    assert seen == made[::-1]
+    assert api.request("GET", "/tunings?principal=nobody").json()["tunings"] == []
+    assert api.request("GET", "/tunings?state=done").json()["tunings"] == []
+
+
+def test_a_wrong_page_is_refused(api: Api) -> None:
+    for query in ("limit=0", "limit=201", "limit=x", "after=%00", "state=asleep"):
+        assert_problem(api.request("GET", f"/tunings?{query}"), 422, "input", query.partition("=")[0])
+    assert_problem(api.request("GET", "/tunings?after=beef"), 422, "input", "tuning", "beef")
+
+
+def test_a_tuning_is_cancelled_when_the_last_one_withdraws(api: Api) -> None:
+    path = f"/tunings/{submitted(api).tuning}"
+    submitted(api, Role.ADMIN)
+    assert api.request("DELETE", path, Role.SUBMIT).json()["state"] == "queued"
+    assert api.request("DELETE", path, Role.ADMIN).json()["state"] == "cancelled"
+    assert api.request("DELETE", path, Role.ADMIN).json()["state"] == "cancelled"
+
+
+def test_only_an_admin_cancels_what_others_want(api: Api) -> None:
+    path = f"/tunings/{submitted(api, Role.ADMIN).tuning}"
+    assert_problem(api.request("DELETE", f"{path}?force=true", Role.SUBMIT), 403, "forbidden", "admin")
+    submitted(api)
+    assert api.request("DELETE", f"{path}?force=true").json()["state"] == "cancelled"
+
+
+def test_what_has_ended_cannot_be_cancelled(api: Api) -> None:
+    live_tuning(api.store)
+    api.store.save_tuning(api.store.tuning("tuning-1").model_copy(update={"state": TuningState.DONE}))
+    assert_problem(api.request("DELETE", "/tunings/tuning-1"), 409, "conflict", "done")
+    assert_problem(api.request("DELETE", "/tunings/beef"), 404, "not-found", "beef")
+
+
+def test_trials_come_in_pages(api: Api, store: SqlStore) -> None:
+    measured(store)
+    first = TrialPage.from_data(api.request("GET", "/tunings/tuning-1/trials?limit=2").json())
+    assert [row.number for row in first.trials] == [0, 1]
+    assert first.next is not None
+    rest = TrialPage.from_data(api.request("GET", first.next).json())
+    assert [(row.number, row.state) for row in rest.trials] == [(2, "failed")]
+    assert rest.next is None
+    assert_problem(api.request("GET", "/tunings/beef/trials"), 404, "not-found", "beef")
+
+
+def test_the_api_answers_what_the_command_line_prints(api: Api, store: SqlStore, url: str, autotune: Command) -> None:
+    measured(store)
+    shown = api.request("GET", "/tunings/tuning-1")
+    assert shown.json() == autotune("show", "tuning-1", "--db", url, "--json").data
+    assert TuningAnswer.from_data(shown.json()).best is not None
+    best = api.request("GET", "/best?tuning=tuning-1&for=megatron")
+    printed = autotune("best", "--tuning", "tuning-1", "--for", "megatron", "--db", url, "--json").data
+    assert best.json() == {name: printed[name] for name in BestAnswer.model_fields}
+    (row,) = api.request("GET", "/tunings").json()["tunings"]
+    (printed,) = autotune("history", "--db", url, "--json").data["tunings"]
+    assert {name: row[name] for name in printed} == printed
+
+
+def test_the_best_plan_of_a_question(api: Api, store: SqlStore) -> None:
+    measured(store)
+    store.put_model(fleet_tuning().model.model_copy(update={"name": "mine"}))
+    question = "/best?model=mine&cluster=pair&seq_len=128&global_batch=16"
+    found = BestAnswer.from_data(api.request("GET", question, Role.READ).json())
+    assert (found.tuning, found.best.plan) == ("tuning-1", Plan(tp=2, pp=2, dp=2))
+    assert api.request("GET", "/best", Role.READ).json()["tuning"] == "tuning-1"
+    nothing = api.request("GET", question.replace("128", "256"))
+    assert_problem(nothing, 422, "input", "nothing was measured")
+    assert_problem(api.request("GET", "/best?model=mine"), 422, "input", "cluster")
+    assert_problem(api.request("GET", "/best?tuning=tuning-1&for=jax"), 422, "input", "jax", "megatron")
+
+
+def test_a_new_trial_changes_the_best_plan(api: Api, store: SqlStore) -> None:
+    measured(store)
+    before = api.request("GET", "/best?tuning=tuning-1").json()["best"]
+    store.start_trial(trial(3, "tuning-1", Plan(tp=8)))
+    store.finish_trial(
+        "tuning-1-3", reading=step_reading(5000.0), failure=None, outcome_gpu_s=8.0, setup_s=1.0,
+        fingerprint_key=FINGERPRINT.key,
+    )  # fmt: skip
+    after = api.request("GET", "/best?tuning=tuning-1").json()["best"]
+    assert (before["plan"]["tp"], after["plan"]["tp"]) == (2, 8)
