@@ -27,5 +27,4 @@ class CountStore(SessionStore):
 
 
 def _by_state(session: Session, state: InstrumentedAttribute[str]) -> dict[str, int]:
-    found = session.execute(select(state, func.count()).group_by(state))
-    return dict(found.tuples().all())
+    return dict(session.execute(select(state, func.count()).group_by(state)).all())

@@ -6,13 +6,11 @@ from collections.abc import Sequence
 from typing import Any
 
 from sqlalchemy import Label, Select, func, select
-from sqlalchemy.orm import InstrumentedAttribute, Session
+from sqlalchemy.orm import InstrumentedAttribute
 
 from autotune.errors import UnknownNameError
-from autotune.tuning.fleet_ports import FleetCounts
-from storage.fleet_tables import JobRow, LeaseRow, NodeRow
 from storage.session import SessionStore
-from storage.tables import CollectiveRow, FingerprintRow, LayerRow, ProbeRow, StepRow, TrialRow, TuningRow
+from storage.tables import CollectiveRow, FingerprintRow, LayerRow, ProbeRow, StepRow, TrialRow
 
 KINDS: dict[str, type[CollectiveRow] | type[LayerRow] | type[StepRow]] = {
     "collective": CollectiveRow,
@@ -41,21 +39,6 @@ class PageStore(SessionStore):
             query = query.where(row.cluster_key == cluster_key)
         with self.reading() as session:
             return [dict(found) for found in session.execute(query).mappings()]
-
-    def counts(self) -> FleetCounts:
-        """What a monitor watches, of one moment (SQLite) or nearly so (PostgreSQL)."""
-        with self.reading() as session:
-            return FleetCounts(
-                tunings=_by_state(session, TuningRow),
-                jobs=_by_state(session, JobRow),
-                nodes=_by_state(session, NodeRow),
-                leases=session.scalar(select(func.count()).select_from(LeaseRow)) or 0,
-                gpu_s=session.scalar(select(func.sum(TuningRow.gpu_s_spent))) or 0.0,
-            )
-
-
-def _by_state(session: Session, row: type[TuningRow] | type[JobRow] | type[NodeRow]) -> dict[str, int]:
-    return dict(session.execute(select(row.state, func.count()).group_by(row.state)).all())
 
 
 def _query(row: type[CollectiveRow] | type[LayerRow] | type[StepRow]) -> Select[Any]:
