@@ -11,7 +11,8 @@
     │   ├── StoreReadOnlyError    ... because it cannot be written
     │   ├── StoreNewerError       ... because a newer release wrote its schema
     │   └── StoreConflictError    ... because somebody else changed or owns the row
-    └── ProberError               the measuring side cannot work at all (no torch, no device)
+    ├── ProberError               the measuring side cannot work at all (no torch, no device)
+    └── ServerError               the API that --server names cannot be reached, refuses the key, or fails
 
 A probe that fails is not an exception: it is a `Failure` record (autotune.specs.measurement), because a
 failed trial is an ordinary result of a tuning.
@@ -109,3 +110,9 @@ class ProberError(AutotuneError):
     """The measuring side cannot work at all."""
 
     exit_code = 6
+
+
+class ServerError(AutotuneError):
+    """The API cannot be reached, refuses what it was shown, or fails."""
+
+    exit_code = 7

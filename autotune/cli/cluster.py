@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from autotune.cli import options, output
+from autotune.cli import options, output, remote
 from autotune.errors import InputError
 
 if TYPE_CHECKING:
@@ -30,13 +30,24 @@ def clusters(context: typer.Context, as_json: options.AsJson = False) -> None:
 @app.command("list")
 def list_clusters(db: options.Database = None, as_json: options.AsJson = False) -> None:
     """List the clusters stored in the database."""
-    from autotune.cli.database import stored_clusters
-
-    found = stored_clusters(db)
+    found = _clusters_here(db) if remote.asked_server() is None else _clusters_there()
     if as_json:
         output.print_json({"clusters": [cluster.to_data() for cluster in found]})
     else:
         _print_clusters(found)
+
+
+def _clusters_here(db: str | None) -> Sequence[ClusterSpec]:
+    from autotune.cli.database import stored_clusters
+
+    return stored_clusters(db)
+
+
+def _clusters_there() -> Sequence[ClusterSpec]:
+    from autotune.specs import ClusterSpec
+
+    with remote.connect() as client:
+        return [ClusterSpec.from_data(item) for item in client.clusters()]
 
 
 def _print_clusters(found: Sequence[ClusterSpec]) -> None:
@@ -83,8 +94,12 @@ def add(
     spec = load_cluster(cluster, lambda _: None)
     if name is not None:
         spec = ClusterSpec.from_data(spec.to_data() | {"name": name}, "--name")
-    with open_to_write(db) as store:
-        store.put_cluster(spec)
+    if remote.asked_server():
+        with remote.connect() as client:
+            client.put_cluster(spec)
+    else:
+        with open_to_write(db) as store:
+            store.put_cluster(spec)
     output.print_spec(spec, as_json=as_json)
 
 

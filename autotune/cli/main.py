@@ -1,9 +1,9 @@
 """The command `autotune`: its commands, and the process edge where every error becomes one line.
 
 Exit status: 0, or the error's `exit_code` (autotune.errors): 2 for input that cannot be used, 3 when no plan fits,
-4 for a missing measurement, 5 for the database, 6 for the measuring side, 1 for a tuning that failed; 130 after
-Ctrl-C. With --json standard output holds exactly one object, the answer or {"error": {"what", "value", "allowed",
-"message"}}; the line for people goes to standard error either way.
+4 for a missing measurement, 5 for the database, 6 for the measuring side, 7 for the server, 1 for a tuning that
+failed; 130 after Ctrl-C. With --json standard output holds exactly one object, the answer or {"error": {"what",
+"value", "allowed", "message"}}; the line for people goes to standard error either way.
 
 Importing this module loads typer and nothing heavy: commands import what they need when they run.
 """
@@ -33,6 +33,8 @@ from autotune.cli import (
     output,
     plan,
     probe,
+    remote,
+    remote_fleet,
     results,
     serve,
     tune,
@@ -71,6 +73,8 @@ app.command("serve", rich_help_panel=_FLEET)(serve.serve)
 app.command("worker", rich_help_panel=_FLEET)(fleet.worker)
 app.command("beat", rich_help_panel=_FLEET)(fleet.beat)
 app.add_typer(keys.app, name="keys", rich_help_panel=_FLEET)
+app.command("cancel", rich_help_panel=_FLEET)(remote_fleet.cancel)
+app.add_typer(remote_fleet.app, name="nodes", rich_help_panel=_FLEET)
 
 
 def _print_version(asked: bool) -> None:
@@ -81,11 +85,22 @@ def _print_version(asked: bool) -> None:
 
 @app.callback()
 def root(
+    context: typer.Context,
+    server: Annotated[
+        str | None,
+        typer.Option(
+            "--server",
+            metavar="URL",
+            help="Ask this server (http://HOST:PORT) instead of this machine: tune, show, history, best, plan, cancel, "
+            "nodes, cluster list, models list. Default: $AUTOTUNE_SERVER; the key is $AUTOTUNE_API_KEY.",
+        ),
+    ] = None,
     _version: Annotated[
         bool, typer.Option("--version", help="Print the version.", callback=_print_version, is_eager=True)
     ] = False,
 ) -> None:
     """Finds, by measuring, the hybrid-parallel plan that trains a model fastest on a cluster."""
+    remote.use_server(server, context.invoked_subcommand or "")
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

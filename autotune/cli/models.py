@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from autotune.cli import options, output
+from autotune.cli import options, output, remote
 from autotune.errors import InputError, UnknownNameError
 
 if TYPE_CHECKING:
@@ -29,12 +29,7 @@ def models(context: typer.Context, as_json: options.AsJson = False) -> None:
 @app.command("list")
 def list_models(db: options.Database = None, as_json: options.AsJson = False) -> None:
     """List the presets, and the models stored in the database."""
-    from autotune.catalog import models as presets
-    from autotune.cli.database import stored_models
-
-    rows = [("preset", model) for model in presets()]
-    known = {model.name for _, model in rows}
-    rows += [("stored", model) for model in stored_models(db) if model.name not in known]
+    rows = _models_here(db) if remote.asked_server() is None else _models_there()
     if as_json:
         output.print_json({"models": [{"origin": origin, **model.to_data()} for origin, model in rows]})
         return
@@ -42,6 +37,22 @@ def list_models(db: options.Database = None, as_json: options.AsJson = False) ->
     for origin, model in rows:
         table.add_row(*_cells(model), origin)
     output.console().print(table)
+
+
+def _models_here(db: str | None) -> list[tuple[str, ModelSpec]]:
+    from autotune.catalog import models as presets
+    from autotune.cli.database import stored_models
+
+    rows = [("preset", model) for model in presets()]
+    known = {model.name for _, model in rows}
+    return rows + [("stored", model) for model in stored_models(db) if model.name not in known]
+
+
+def _models_there() -> list[tuple[str, ModelSpec]]:
+    from autotune.specs import ModelSpec
+
+    with remote.connect() as client:
+        return [(item.pop("origin"), ModelSpec.from_data(item)) for item in client.models()]
 
 
 def _cells(model: ModelSpec) -> tuple[str, ...]:
@@ -83,8 +94,12 @@ def import_model(
         raise InputError(
             "model", spec.name, "a preset has this name and would be found first: give another with --name"
         )
-    with open_to_write(db) as store:
-        store.put_model(spec)
+    if remote.asked_server():
+        with remote.connect() as client:
+            client.put_model(spec)
+    else:
+        with open_to_write(db) as store:
+            store.put_model(spec)
     output.print_spec(spec, as_json=as_json)
 
 

@@ -171,3 +171,17 @@ def print_launch(launch: LaunchArguments) -> None:
         lines += [f"with {launch.config_name}:", launch.config]
     lines += [f"note: {note}" for note in launch.notes]
     sys.stdout.write("\n".join(lines) + "\n")
+
+
+def print_history(rows: list[dict[str, Any]]) -> None:
+    """Tunings as rows of a list (tuning.report.history_data)."""
+    listed = table(
+        "", "<tuning", "<created (UTC)", "<model", "<cluster", "<state", "trials", "GPU-s", "<best plan", "tokens/s/GPU"
+    )
+    for row in rows:
+        listed.add_row(
+            row["tuning"], row["created_at"][:16].replace("T", " "), row["model"], row["cluster"], row["state"],
+            str(row["trials"]), f"{row['gpu_s_spent']:.0f}",
+            plan_text(row["plan"]) if row["plan"] else "-", count_text(row["tokens_per_s_per_gpu"]),
+        )  # fmt: skip
+    console().print(listed if rows else "Nothing was tuned yet: autotune tune")

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from autotune.cli import options, output
+from autotune.cli import options, output, remote, remote_fleet
 from autotune.errors import IllegalPlanError, InputError
 
 if TYPE_CHECKING:
@@ -51,6 +51,16 @@ def plan(
 
     Speeds come from the cluster's profile if the database has one, else from the catalog.
     """
+    if remote.asked_server():
+        if plan is not None or explain or scaling or history is not None or db is not None:
+            raise InputError("--server", remote.asked_server(), "it ranks plans; the other options work here only")
+        asked = {
+            "seq_len": seq_len, "global_batch": global_batch, "dtype": dtype, "tp": tp, "pp": pp, "top": top,
+            "micro_batch": micro_batch, "zero_stage": zero_stage, "recompute": recompute,
+            "sequence_parallel": sequence_parallel, "schedule": schedule,
+        }  # fmt: skip
+        remote_fleet.print_plans(model, cluster, asked, as_json=as_json)
+        return
     from autotune.cli.database import stored_profile
     from autotune.cli.expected import expected_ranking, print_expected
     from autotune.cli.explain_view import explanation_of, print_explained, print_scaling, scaling_of

@@ -149,6 +149,12 @@ def _speed(figures: dict[str, Any]) -> str:
 
 def show(tuning: options.TuningId, db: options.Database = None, as_json: options.AsJson = False) -> None:
     """One tuning: its request, where it stands, and every trial, measured beside estimated."""
+    from autotune.cli import remote
+
+    if remote.asked_server():
+        with remote.connect() as client:
+            remote.print_tuning(client.tuning(tuning), as_json=as_json)
+        return
     from autotune.cli.database import open_to_read
     from autotune.tuning.report import tuning_data
 
@@ -191,6 +197,11 @@ def history(
     as_json: options.AsJson = False,
 ) -> None:
     """The newest tunings and the best plan of each."""
+    from autotune.cli import remote
+
+    if remote.asked_server():
+        remote.print_history(limit, as_json=as_json)
+        return
     from autotune.cli.database import open_to_read
     from autotune.tuning.report import history_data
 
@@ -198,14 +209,5 @@ def history(
         rows = [history_data(tuning, store.trials(tuning.id)) for tuning in store.tunings(limit)]
     if as_json:
         output.print_json({"tunings": rows})
-        return
-    table = output.table(
-        "", "<tuning", "<created (UTC)", "<model", "<cluster", "<state", "trials", "GPU-s", "<best plan", "tokens/s/GPU"
-    )
-    for row in rows:
-        table.add_row(
-            row["tuning"], row["created_at"][:16].replace("T", " "), row["model"], row["cluster"], row["state"],
-            str(row["trials"]), f"{row['gpu_s_spent']:.0f}",
-            output.plan_text(row["plan"]) if row["plan"] else "-", output.count_text(row["tokens_per_s_per_gpu"]),
-        )  # fmt: skip
-    output.console().print(table if rows else "Nothing was tuned yet: autotune tune")
+    else:
+        output.print_history(rows)

@@ -55,19 +55,45 @@ def tune(
     resume: Annotated[
         str | None, typer.Option("--resume", metavar="ID", help="Go on with an interrupted tuning.")
     ] = None,
+    nodes: Annotated[
+        int | None,
+        typer.Option("--nodes", min=1, metavar="N", help="With --server: so many of the nodes. Default: all."),
+    ] = None,
+    follow: Annotated[
+        bool, typer.Option("--follow/--no-follow", help="With --server: show what happens until the tuning has ended.")
+    ] = True,
     db: options.Database = None,
     as_json: options.AsJson = False,
 ) -> int:
     """Measure collectives, layers and training steps on this machine and find the fastest plan.
 
     With no arguments: the smallest preset on this machine. Everything is stored; Ctrl-C or a crash loses at most the
-    running trial, and `--resume ID` goes on.
+    running trial, and `--resume ID` goes on. With `autotune --server URL tune` a fleet's nodes measure.
     """
+    from autotune.cli import remote
     from autotune.cli.inputs import read_inputs, read_space
     from autotune.specs import Budget
     from autotune.wiring import open_service, open_store, require_local
 
     chosen = _sampler(sampler)
+    space = read_space(
+        tp=tp, pp=pp, micro_batch=micro_batch, zero_stage=zero_stage, recompute=recompute,
+        sequence_parallel=sequence_parallel, schedule=schedule,
+    )  # fmt: skip
+    if max_trials is None and budget_gpu_s is None and resume is None:
+        max_trials = DEFAULT_MAX_TRIALS
+    limits = Budget.from_data({"gpu_s": budget_gpu_s, "max_trials": max_trials, "min_gain": min_gain}, "budget")
+    if remote.asked_server():
+        for name, value in (("--resume", resume), ("--history", history), ("--db", db)):
+            if value is not None:
+                raise InputError(name, value, "it goes with this machine only, not with --server")
+        return remote.tune(
+            model=model, cluster=cluster, nodes=nodes,
+            workload={"seq_len": seq_len, "global_batch": global_batch, "dtype": dtype},
+            space=space, budget=limits, seed=seed, cold=cold, sampler=chosen, follow=follow, as_json=as_json,
+        )  # fmt: skip
+    if nodes is not None:
+        raise InputError("--nodes", nodes, "it goes with --server only")
     store = open_store(db)
     service = open_service(store)
     if resume is not None:
@@ -80,23 +106,17 @@ def tune(
             model=model, cluster=cluster, seq_len=seq_len, global_batch=global_batch, dtype=dtype, db=db
         )
         require_local(inputs.cluster)
-        if max_trials is None and budget_gpu_s is None:
-            max_trials = DEFAULT_MAX_TRIALS
-        budget = {"gpu_s": budget_gpu_s, "max_trials": max_trials, "min_gain": min_gain}
         tuning = service.submit(
             inputs.model,
             inputs.cluster,
             inputs.workload,
-            space=read_space(
-                tp=tp, pp=pp, micro_batch=micro_batch, zero_stage=zero_stage, recompute=recompute,
-                sequence_parallel=sequence_parallel, schedule=schedule,
-            ),
-            budget=Budget.from_data(budget, "budget"),
+            space=space,
+            budget=limits,
             seed=seed,
             cold=cold,
             sampler=chosen,
             history=history or "",
-        )  # fmt: skip
+        )
     return run_tuning(service, tuning, as_json=as_json, db=db)
 
 
