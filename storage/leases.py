@@ -154,7 +154,7 @@ def _free(session: Session, job: JobRow, gang: Sequence[NodeRow], names: Sequenc
     if len(gang) != len(names) or job.only_node not in {"", *names}:
         return False
     bound = job.purpose == JobPurpose.HEALTH.value and list(names) == [job.only_node]
-    fit = all(row.pool == job.pool and (bound or row.state == NodeState.READY.value) for row in gang)
+    fit = all(row.pool == job.pool and row.session and (bound or row.state == NodeState.READY.value) for row in gang)
     return fit and session.scalar(select(LeaseRow.node).where(LeaseRow.node.in_(names)).limit(1)) is None
 
 

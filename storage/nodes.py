@@ -26,6 +26,10 @@ class NodeStore(SessionStore):
         """
         return again(lambda: self._register(node))
 
+    def retire_node(self, name: str, session: str) -> None:
+        """The worker of that session ends: its leases are lost, and the node gets none until one registers again."""
+        again(lambda: self._retire(name, session))
+
     def nodes(self, pool: str | None = None) -> Sequence[Node]:
         """Nodes by name."""
         query = select(NodeRow) if pool is None else select(NodeRow).where(NodeRow.pool == pool)
@@ -79,22 +83,43 @@ class NodeStore(SessionStore):
 
     def _register(self, node: Node) -> Node:
         with self.writing() as session:
-            held = _holder(session, node.name)
-            jobs = lock_jobs(session, [held]) if held else []
-            locked = lock_gang(session, [node.name])
-            row = next((row for row in locked if row.name == node.name), None)
+            held = _Held(session, node.name)
+            row = held.row
             if row is None:
                 row = _new_row(session, node)
             elif row.session != node.session:
-                if _holder(session, node.name) != held:
-                    raise RacedError(f"node {node.name!r} is being given away all the time")
-                forget_worlds(locked, {row.world_id})
-                lose_members(jobs, [node.name])
+                held.take_away()
             for name, value in fleet_rows.inventory_columns(node).items():
                 setattr(row, name, value)
             row.registered_at = row.heartbeat_at = database_now(session)
             session.flush()
             return fleet_rows.node_of(row)
+
+    def _retire(self, name: str, session: str) -> None:
+        with self.writing() as transaction:
+            held = _Held(transaction, name)
+            if held.row is not None and held.row.session == session:
+                held.take_away()
+                held.row.session = ""
+
+
+class _Held:
+    """A node's row (None without one) and what its worker holds, locked in the order that everybody keeps."""
+
+    def __init__(self, session: Session, name: str) -> None:
+        self._session, self._name = session, name
+        self._job_id = _holder(session, name)
+        self._jobs = lock_jobs(session, [self._job_id]) if self._job_id else []
+        self._gang = lock_gang(session, [name])
+        self.row = next((row for row in self._gang if row.name == name), None)
+
+    def take_away(self) -> None:
+        """Its leases are lost and its warm world is forgotten."""
+        if _holder(self._session, self._name) != self._job_id:
+            raise RacedError(f"node {self._name!r} is being given away all the time")
+        if self.row is not None:
+            forget_worlds(self._gang, {self.row.world_id})
+        lose_members(self._jobs, [self._name])
 
 
 def lock_gang(session: Session, names: Collection[str]) -> list[NodeRow]:

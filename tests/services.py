@@ -28,6 +28,13 @@ class PostgresServer:
     """A running server on this machine."""
 
     port: int
+    binaries: Path
+    directory: Path
+
+    def restart(self) -> None:
+        """Ends it as a crash would, and waits until it answers again."""
+        log = self.directory / "log"
+        _run([self.binaries / "pg_ctl", "restart", "-w", "-m", "immediate", "-D", self.directory / "data", "-l", log])
 
     def url(self, database: str = "postgres", *, password: str = PASSWORD) -> str:
         """The URL of one of its databases."""
@@ -72,7 +79,7 @@ def postgres_server(binaries: Path) -> Iterator[PostgresServer]:
         # Waits until the server answers; its output goes to a file, as the server keeps it open.
         _run([binaries / "pg_ctl", "start", "-w", "-D", data, "-o", settings, "-l", directory / "log"])
         try:
-            yield PostgresServer(port=port)
+            yield PostgresServer(port=port, binaries=binaries, directory=directory)
         finally:
             _run([binaries / "pg_ctl", "stop", "-w", "-m", "immediate", "-D", data])
     finally:

@@ -7,7 +7,7 @@ import time
 from typing import TYPE_CHECKING
 
 from autotune.errors import StoreError
-from autotune.specs import Job, JobState, MemberReport
+from autotune.specs import FailureKind, Job, JobState, MemberReport
 from autotune.wiring import share_of
 from workers.renewal import LEASE_S, Renewal
 
@@ -22,6 +22,9 @@ log = logging.getLogger("autotune.node")
 # long as its message is its own (workers.app: between the longest deadline and the visibility timeout).
 _REPORT_S = 1800.0
 _RETRY_S, _LONGEST_RETRY_S = 0.5, 5.0
+# A node runs one task at a time, so a member of its own session that runs while a delivery of it comes again was left
+# by a process that died. For one that has reported, or under another grant or session, the store takes no report.
+_ABANDONED = MemberReport(failure=FailureKind.LOST, message="the process that ran the node's ranks died")
 
 
 class NodeHands:
@@ -57,20 +60,27 @@ class NodeHands:
         self._pulse.beat()
         job = self._store.start_member(job_id, token, self._name, self._session, lease_s=LEASE_S)
         if job is None:
-            log.info("job %s: delivery under token %d dropped, it is not current", job_id, token)
-            return
-        log.info("job %s: started (%s, token %d, attempt %d)", job.id, job.request.kind, token, job.attempt)
-        report = self._measure(job)
-        reported = self._report(job, report)
+            log.info("job %s: delivery under token %d dropped, it is not to be started", job_id, token)
+            report = _ABANDONED
+        else:
+            log.info("job %s: started (%s, token %d, attempt %d)", job.id, job.request.kind, token, job.attempt)
+            report = self._measure(job)
+        reported = self._report(job_id, token, report)
         if reported is None:
-            log.warning("job %s: the report came too late and was dropped", job.id)
+            log.info("job %s: the report under token %d is not wanted", job_id, token)
         elif reported.state is JobState.REPORTED:
             self._fleet.finish(reported)
-            log.info("job %s: finished", job.id)
+            log.info("job %s: finished", reported.id)
 
     def close(self) -> None:
-        """Ends the ranks."""
+        """Ends the ranks, and takes the node out of the fleet until a worker registers it again."""
         self._ranks.close()
+        try:
+            self._store.retire_node(self._name, self._session)
+        except StoreError as error:
+            log.warning("node %s: not signed off, its heartbeat will tell (%s)", self._name, error)
+        else:
+            log.info("node %s: signed off", self._name)
 
     def _measure(self, job: Job) -> MemberReport:
         renewal = Renewal(self._store, job, node=self._name, session=self._session, pulse=self._pulse)
@@ -86,17 +96,17 @@ class NodeHands:
         log.info("job %s: %s after %.1f s", job.id, outcome, report.wall_s)
         return report
 
-    def _report(self, job: Job, report: MemberReport) -> Job | None:
+    def _report(self, job_id: str, token: int, report: MemberReport) -> Job | None:
         """Stores the report, trying again while the database is away. None if it is not wanted any more."""
         give_up_at, wait_s = time.monotonic() + _REPORT_S, _RETRY_S
         while True:
             self._pulse.beat()
             try:
-                return self._store.report_member(job.id, job.token, self._name, self._session, report)
+                return self._store.report_member(job_id, token, self._name, self._session, report)
             except StoreError as error:
                 if self._pulse.stopping or time.monotonic() > give_up_at:
-                    log.error("job %s: the report is lost (%s)", job.id, error)
+                    log.error("job %s: the report is lost (%s)", job_id, error)
                     return None
-                log.warning("job %s: not reported yet (%s)", job.id, error)
+                log.warning("job %s: not reported yet (%s)", job_id, error)
             time.sleep(wait_s)
             wait_s = min(2 * wait_s, _LONGEST_RETRY_S)

@@ -74,6 +74,7 @@ def run_worker(
     """
     install_tasks(app, actions)
     log_to_stderr()
+    _silence_announcements()
 
     def keep_logging(**_: object) -> None:
         """Having a receiver, Celery leaves logging as it is."""
@@ -117,7 +118,9 @@ def log_to_stderr() -> None:
 
 
 def _silence_announcements(**_: object) -> None:
-    """After Celery has asked to see these always: its plans for version 6 at each lost connection, and that root should
-    not take pickles, which are refused here."""
+    """Its plans for version 6 at each lost connection, and that root should take no pickles, which are refused here.
+
+    Needed twice: Celery asks to see the former always when it sets its logging up.
+    """
     for category in (CPendingDeprecationWarning, SecurityWarning):
         warnings.filterwarnings("ignore", category=category)

@@ -8,8 +8,8 @@ import socket
 from contextlib import closing
 from typing import TYPE_CHECKING
 
+from autotune import wiring
 from autotune.errors import InputError
-from autotune.wiring import open_fleet, open_ranks, open_store, read_inventory
 from workers.app import SWEEP_QUEUE, TUNER_QUEUE, create_app, node_queue, pool_queue
 from workers.hands import TunerHands
 from workers.node import NodeHands
@@ -61,19 +61,20 @@ def run_node(settings: Settings, options: NodeOptions, *, patience_s: float = PA
 
 def _register(settings: Settings, options: NodeOptions, queue: CeleryQueue) -> Node:
     """Before the fork: with a store that is closed again."""
-    with closing(open_store(settings.database_url)) as store:
-        inventory = read_inventory(settings, options.cluster, options.slots)
+    with closing(wiring.open_store(settings.database_url)) as store:
+        inventory = wiring.read_inventory(settings, options.cluster, options.slots)
         queue.clear(options.name)
         return register(store, options, inventory)
 
 
 def _node_hands(settings: Settings, options: NodeOptions, node: Node, pulse: Pulse) -> NodeHands:
+    store = wiring.open_store(settings.database_url)
     return NodeHands(
         name=node.name,
         session=node.session,
-        store=open_store(settings.database_url),
-        fleet=open_fleet(settings),
-        ranks=open_ranks(settings, address=options.address, interface=options.interface),
+        store=store,
+        fleet=wiring.open_fleet(settings, store),
+        ranks=wiring.open_ranks(settings, address=options.address, interface=options.interface),
         pulse=pulse,
     )
 
@@ -83,11 +84,11 @@ def run_tuner(
 ) -> int:
     """Advances tunings and sweeps until SIGTERM; returns the exit status. Raises StoreError without a database."""
     log_to_stderr()
-    with closing(open_store(settings.database_url)):
+    with closing(wiring.open_store(settings.database_url)):
         pass  # one clear error now, rather than one a task
     app, queue, pulse = create_app(settings), CeleryQueue(create_app(settings)), Pulse()
     own = f"{TUNER_QUEUE}.{name or f'{socket.gethostname()}-{os.getpid()}'}"
-    lazy = LazyHands(lambda: TunerHands(open_fleet(settings), pulse))
+    lazy = LazyHands(lambda: _tuner_hands(settings, pulse))
     return run_worker(
         app,
         name=own,
@@ -103,3 +104,7 @@ def run_tuner(
         send_canary=lambda: queue.canary(own, own),
         patience_s=patience_s,
     )
+
+
+def _tuner_hands(settings: Settings, pulse: Pulse) -> TunerHands:
+    return TunerHands(wiring.open_fleet(settings, wiring.open_store(settings.database_url)), pulse)

@@ -27,7 +27,8 @@ class Node(Spec):
     `pool` is the name of the cluster that it belongs to. `slots` are the devices that the worker found,
     `topology` the place in the network ("rack1/switch2"), by which ranks are ordered. `address` is where the
     other nodes reach it. `environment_key` is the fingerprint's without the hostname: nodes of one gang agree in it.
-    `session` is the worker process that registered last; an older one is evicted. `heartbeat_at` is
+    `session` is the worker process that registered last; an older one is evicted. It is empty once that worker has
+    ended in order: the node gets nothing until one registers again. `heartbeat_at` is
     renewed only by a task that the worker consumed or by the renewal of a lease. `failures` counts jobs in a row that
     failed by the node's fault. `world_id` names the warm ranks that it holds; empty without.
     """

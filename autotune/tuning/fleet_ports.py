@@ -77,6 +77,12 @@ class FleetStore(Store, Protocol):
         State, reason and failures of a known node stay. `registered_at` and `heartbeat_at` are the database's now.
         """
 
+    def retire_node(self, name: str, session: str) -> None:
+        """The worker of that session ends: its leases are lost, and the node gets none until one registers again.
+
+        Its session is empty then. Nothing happens if the session is not the node's any more.
+        """
+
     def nodes(self, pool: str | None = None) -> Sequence[Node]:
         """Nodes by name."""
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 from fleet_records import LONG_S, MOMENT, granted, job, node, pair, reported
+from store_records import CLUSTER
 
 from autotune.errors import UnknownNameError
 from autotune.specs import FailureKind, JobState, MemberState, NodeIncident, NodeState
@@ -55,6 +56,24 @@ def test_a_new_session_replaces_the_inventory_and_leaves_the_judgement(store: Sq
     found = store.register_node(node("a", "s2", slots=3, address="10.9.9.9", state=NodeState.READY, failures=0))
     assert (found.session, found.slots, found.address) == ("s2", 3, "10.9.9.9")
     assert (found.state, found.reason, found.failures) == (NodeState.QUARANTINED, "crash of a", 1)
+
+
+def test_a_node_whose_worker_has_ended_gets_nothing_until_one_registers(store: SqlStore) -> None:
+    pair(store)
+    found = granted(store, job("job-1"))
+    assert store.start_member("job-1", found.token, "a", "s1", lease_s=LONG_S)
+    store.retire_node("a", "another session")
+    assert store.node("a").session == "s1"
+    store.retire_node("a", "s1")
+    assert store.node("a").session == ""
+    assert not store.beat_node("a", "s1")
+    assert [member.state for member in store.job("job-1").members] == [MemberState.LOST, MemberState.LEASED]
+    store.create_job(job("job-2", cluster=CLUSTER.model_copy(update={"nodes": 1})))
+    store.register_node(node("c"))
+    store.retire_node("c", "s1")
+    assert store.grant("job-2", ["c"], lease_s=LONG_S, world_id="w", warm=False) is None
+    store.register_node(node("c", "s2"))
+    assert store.grant("job-2", ["c"], lease_s=LONG_S, world_id="w", warm=False) is not None
 
 
 def test_a_new_session_evicts_the_older_one(store: SqlStore) -> None:

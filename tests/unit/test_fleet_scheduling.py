@@ -80,6 +80,7 @@ def test_ranks_follow_the_topology() -> None:
     "changes",
     [
         {"heartbeat_at": NOW - timedelta(seconds=61)},
+        {"session": ""},
         {"slots": 3},
         {"state": NodeState.QUARANTINED},
         {"environment_key": "other"},
@@ -132,6 +133,7 @@ def test_a_retry_avoids_the_blamed_node_where_the_pool_allows() -> None:
     assert pick([retry], ABCD) == {"1": ("b", "c")}
     assert pick([retry], ABCD[:3], {"b": "x"}) == {}  # b will be free
     assert pick([retry], ABCD[:2]) == {"1": ("a", "b")}
+    assert pick([job("1", 2, avoid=("b", "a"))], ABCD[:3]) == {"1": ("b", "c")}  # b failed longer ago
 
 
 def test_a_living_world_of_just_this_gang_is_used_again() -> None:

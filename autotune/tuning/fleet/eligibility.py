@@ -19,6 +19,8 @@ def obstacle(node: Node, now: datetime, gpus_per_node: int) -> str:
         now: the database's clock, which heartbeats are written by.
         gpus_per_node: devices that a job needs of each node.
     """
+    if not node.session:
+        return "its worker has ended"
     if (now - node.heartbeat_at).total_seconds() > LOST_AFTER_S:
         return f"lost: no heartbeat for over {LOST_AFTER_S:.0f} s"
     if node.slots < gpus_per_node:

@@ -49,7 +49,7 @@ def sweep(store: FleetStore, queue: Queue, merge: Merge) -> None:
 def is_canary_due(node: Node, now: datetime) -> bool:
     """Whether an idle node is to prove that it consumes: at once when silent, now and then when lost."""
     age_s = (now - node.heartbeat_at).total_seconds()
-    if age_s <= CANARY_AFTER_S:
+    if age_s <= CANARY_AFTER_S or not node.session:
         return False
     return age_s <= LOST_AFTER_S or age_s % CANARY_AFTER_S < SWEEP_S
 
