@@ -39,12 +39,13 @@ class Stage:
     moe_layers: int
     first: bool
     last: bool
+    dense_before: int = 0
+    moe_before: int = 0
 
-    def dominated_by(self, other: Stage) -> bool:
-        """Whether `other` needs at least as much memory and time in every respect."""
+    def within(self, other: Stage) -> bool:
+        """Whether `other` holds at least as much of everything."""
         return (
-            other.index <= self.index  # an earlier stage keeps at least as many micro-batches
-            and other.dense_layers >= self.dense_layers
+            other.dense_layers >= self.dense_layers
             and other.moe_layers >= self.moe_layers
             and other.first >= self.first
             and other.last >= self.last
@@ -60,24 +61,31 @@ def stages(dense: int, moe: int, pp: int, vpp: int, head_layers: float = 0.0) ->
     sizes = cut_by_cost(dense + moe, pp * vpp, head_layers) if head_layers else chunk_layers(dense + moe, pp * vpp)
     ends = np.cumsum(sizes)
     dense_in = [max(0, min(int(end), dense) - max(0, int(end) - size)) for end, size in zip(ends, sizes, strict=True)]
-    found = []
+    found: list[Stage] = []
+    dense_before = moe_before = 0
     for index in range(pp):
         held = range(index, pp * vpp, pp)
         dense_layers = sum(dense_in[i] for i in held)
-        found.append(
-            Stage(index, dense_layers, sum(sizes[i] for i in held) - dense_layers, index == 0, index == pp - 1)
-        )
+        moe_layers = sum(sizes[i] for i in held) - dense_layers
+        ends_here = index == 0, index == pp - 1
+        found.append(Stage(index, dense_layers, moe_layers, *ends_here, dense_before, moe_before))
+        dense_before, moe_before = dense_before + dense_layers, moe_before + moe_layers
     return tuple(found)
 
 
 @lru_cache(maxsize=65536)
 def worst_stages(dense: int, moe: int, pp: int, vpp: int, head_layers: float = 0.0) -> tuple[Stage, ...]:
-    """The stages that no other dominates: one of them has the most memory, and one of them the most time."""
-    kept: list[Stage] = []
-    for stage in stages(dense, moe, pp, vpp, head_layers):
-        if not any(stage.dominated_by(other) for other in kept):
-            kept.append(stage)
-    return tuple(kept)
+    """The stages that may have the most memory or set the pace.
+
+    Of two where one holds no less, it is the earlier one that has more memory (it keeps at least as many
+    micro-batches), but either may set the pace: what is left out has both a fuller stage before and one behind it.
+    """
+    held = stages(dense, moe, pp, vpp, head_layers)
+    return tuple(
+        stage
+        for i, stage in enumerate(held)
+        if not any(stage.within(other) for other in held[:i]) or not any(stage.within(other) for other in held[i + 1 :])
+    )
 
 
 @dataclass(frozen=True, eq=False)
@@ -89,6 +97,8 @@ class StageSlots:
     moe_layers: FloatColumn
     first: FloatColumn
     last: FloatColumn
+    dense_before: FloatColumn
+    moe_before: FloatColumn
 
     def __len__(self) -> int:
         return len(self.index)
@@ -105,13 +115,13 @@ def stage_slots(model: ModelSpec, layouts: Layouts, *, by_cost: bool = False) ->
     rows = np.array(
         [
             [
-                (s.index, s.dense_layers, s.moe_layers, s.first, s.last)
+                (s.index, s.dense_layers, s.moe_layers, s.first, s.last, s.dense_before, s.moe_before)
                 for s in (*found, *[found[-1]] * (width - len(found)))
             ]
             for found in candidates
         ],
         dtype=np.float64,
-    ).reshape(len(candidates), width, 5)
+    ).reshape(len(candidates), width, 7)
     columns = rows[inverse].transpose(2, 1, 0)
     return StageSlots(*(np.ascontiguousarray(column) for column in columns))
 
@@ -135,3 +145,36 @@ def in_flight(
     interleaved = np.minimum(micro_batches * vpp, 2.0 * depth - 1.0 + (vpp - 1.0) * pp) / vpp
     kept = np.where(schedule == INTERLEAVED, interleaved, np.minimum(micro_batches, depth))
     return np.where(schedule == GPIPE, micro_batches, kept)
+
+
+def idle_1f1b(
+    micro_batches: FloatColumn,
+    stages_behind: FloatColumn,
+    own: FloatColumn,
+    forward: FloatColumn,
+    before: FloatColumn,
+    whole: FloatColumn,
+) -> FloatColumn:
+    """Seconds that a stage of 1F1B waits in a step; of all stages the one with the most work and waiting sets the pace.
+
+    The first micro-batch reaches it, and the last one goes back, through the stages before it. It is one micro-batch
+    ahead for each stage behind it: it fills the time until the first backward comes to it with as many forwards, that
+    between the last ones with as many backwards, and waits where these are too short. For equal stages this is the
+    (p - 1)(f + b) of Narayanan et al. 2021 (arXiv:2104.04473, section 2.2). cost.schedule_simulation agrees within
+    0.1 % on average for stages as frameworks cut them, where m times the slowest stage and one pass through the others
+    is 2 % too long, and 17 % at worst.
+
+    Args:
+        micro_batches: m.
+        stages_behind: the stages that a micro-batch has yet to reach.
+        own: the stage's forward + backward of one micro-batch.
+        forward: the forward part of it.
+        before: the sum of the stages before it.
+        whole: the sum of all stages.
+    """
+    behind = np.maximum(whole - own - before, 0.0)
+    ahead = np.minimum(stages_behind, micro_batches - 1.0)
+    filling = np.maximum(behind - ahead * forward, 0.0)
+    draining = ahead * np.maximum(behind / np.maximum(stages_behind, 1.0) - (own - forward), 0.0)
+    idle: FloatColumn = before + filling + draining
+    return idle

@@ -14,12 +14,12 @@ from autotune.cost.memory import StageParameters, optimizer_bytes
 from autotune.cost.network import Network
 from autotune.cost.parameters import layer_counts
 from autotune.cost.pieces import Piece, joined
-from autotune.cost.pipeline import StageSlots
+from autotune.cost.pipeline import StageSlots, idle_1f1b
 from autotune.cost.rows import Rows
 from autotune.cost.shapes import Shapes
 from autotune.cost.speeds import Speeds
-from autotune.cost.table import FloatColumn
-from autotune.cost.work import stored_bytes
+from autotune.cost.table import ONE_F_ONE_B, FloatColumn
+from autotune.cost.work import MATMUL_PASSES, stored_bytes
 from autotune.specs import CollectiveOp, ModelSpec, SecondsByPart, Workload
 
 TIME_PARTS = tuple(SecondsByPart.model_fields)
@@ -69,6 +69,9 @@ class TimeModel:
         self._counts = [slots.dense_layers] if dense else []
         self._counts += [slots.moe_layers] if moe else []
         self._counts += [slots.first, slots.last]
+        self._before = [slots.dense_before] if dense else []
+        self._before += [slots.moe_before] if moe else []
+        self._before += [np.minimum(slots.index, 1.0), np.zeros_like(slots.index)]
         whole = [n for n in (dense, moe) if n] + [1, 1]
         self._whole = _weighted(whole, [piece.total for piece in self._pieces])
         block = layouts.tp * layouts.cp * layouts.dp
@@ -79,7 +82,7 @@ class TimeModel:
 
     def step(self, rows: Rows) -> tuple[dict[str, FloatColumn], Terms]:
         """(seconds of a step by part, the terms behind them)."""
-        counts, slowest = self._slowest(rows)
+        counts, slowest, passes = self._pace(rows)
         m, layout, shape = rows.micro_batches, rows.layout, rows.shape
         vpp, pp = self._layouts.vpp[layout], self._layouts.pp[layout]
 
@@ -91,11 +94,9 @@ class TimeModel:
         ep = part("ep") if int(self._shapes.ep.max(initial=1)) > 1 else np.zeros(1)
         device = compute + tp + cp + ep
         paced = joined(device, host, queued=self._speeds.queued)
-        # Idle micro-batches of the slowest stage while the pipeline fills and drains: (p - 1) / v with equal stages.
-        stages = self._whole[shape] / slowest
-        passes = m + np.maximum(stages - 1.0, 0.0) / vpp
         if self._speeds.share < 1.0:
             # Ranks that share cores: while some idle, others compute faster than the fit, which was made with all busy.
+            stages = self._whole[shape] / slowest
             passes = np.maximum(m * np.minimum(stages / pp, 1.0), self._speeds.share * passes)
         busy = np.minimum(m, passes)
         messages = self._messages(rows, np.where(pp > 1, m * vpp + pp - 1.0, 0.0))
@@ -120,19 +121,37 @@ class TimeModel:
             passes * compute, passes * (tp + cp + ep), passes * host, messages, gradients, hideable, beside, total
         )
 
-    def _slowest(self, rows: Rows) -> tuple[list[FloatColumn], FloatColumn]:
-        """(how often the slowest stage holds each piece, its seconds a micro-batch)."""
+    def _pace(self, rows: Rows) -> tuple[list[FloatColumn], FloatColumn, FloatColumn]:
+        """(how often the stage that sets the pace holds each piece, its seconds a micro-batch, the step in those)."""
         totals = [piece.total[rows.shape] for piece in self._pieces]
+        whole = self._whole[rows.shape]
         best: list[FloatColumn] = []
-        slowest = np.full(1, -1.0)
+        slowest, longest = np.ones(1), np.full(1, -1.0)
         for slot in range(len(self._slots)):
             counts = [column[slot][rows.layout] for column in self._counts]
             total = _weighted(counts, totals)
+            before = _weighted([column[slot][rows.layout] for column in self._before], totals)
+            seconds = self._step_by_stage(rows, self._slots.index[slot][rows.layout], total, before, whole)
             if best:
-                swap = total > slowest
+                swap = seconds > longest
                 counts = [np.where(swap, new, old) for new, old in zip(counts, best, strict=True)]
-            best, slowest = counts, np.maximum(slowest, total)
-        return best, slowest
+                total, seconds = np.where(swap, total, slowest), np.where(swap, seconds, longest)
+            best, slowest, longest = counts, total, seconds
+        return best, slowest, longest / slowest
+
+    def _step_by_stage(
+        self, rows: Rows, index: FloatColumn, own: FloatColumn, before: FloatColumn, whole: FloatColumn
+    ) -> FloatColumn:
+        """Seconds until a stage has done its work, waiting for the others; the largest of all stages is the step's.
+
+        GPipe waits for one whole pass, interleaving for a v-th of it.
+        """
+        m, pp, vpp = rows.micro_batches, self._layouts.pp[rows.layout], self._layouts.vpp[rows.layout]
+        forward = own / MATMUL_PASSES[rows.recompute]
+        one_f_one_b = idle_1f1b(m, pp - 1.0 - index, own, forward, before, whole)
+        others = np.maximum(whole - own, 0.0) / vpp
+        seconds: FloatColumn = m * own + np.where(rows.schedule == ONE_F_ONE_B, one_f_one_b, others)
+        return seconds
 
     def _messages(self, rows: Rows, hops: FloatColumn) -> FloatColumn:
         """Sends to the next stage and back, m*v of each a rank and p-1 more to fill and drain the pipeline."""

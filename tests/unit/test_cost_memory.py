@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import fields
+
 import numpy as np
 import pytest
 
@@ -214,7 +216,7 @@ def _layer_kinds(spec: ModelSpec) -> tuple[int, int]:
 
 
 def _facts(stage: object) -> tuple[float, ...]:
-    return tuple(float(getattr(stage, name)) for name in ("index", "dense_layers", "moe_layers", "first", "last"))
+    return tuple(float(getattr(stage, field.name)) for field in fields(StageSlots))
 
 
 def test_last_stage_is_worst_where_the_loss_is_large() -> None:
