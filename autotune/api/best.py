@@ -27,7 +27,7 @@ from autotune.export import launch_arguments, targets
 from autotune.specs import Plan, Tuning
 from autotune.tuning.fleet_ports import FleetStore
 from autotune.tuning.report import best_answer
-from autotune.tuning.service import best_of
+from autotune.tuning.best import best_of
 
 router = APIRouter(route_class=GuardedRoute, tags=["plans"])
 

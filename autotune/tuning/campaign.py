@@ -11,9 +11,10 @@ from autotune.errors import MissingMeasurementError, StoreConflictError
 from autotune.specs import CollectiveRequest, LayerRequest, Plan, ProbeRequest, Tuning, TuningState
 from autotune.tuning.deliberation import PROBE_DEADLINE_S, Deliberation
 from autotune.tuning.events import Event, OnEvent, ProbeEnded, ProbeStarted, Progressed, StateChanged, TrialEnded
+from autotune.tuning.knowledge_ports import KnowledgeStore
 from autotune.tuning.lifecycle import Facts, NextStep, StepKind, next_step
 from autotune.tuning.ownership import owner_lives, process_owner
-from autotune.tuning.ports import Prober, Store
+from autotune.tuning.ports import Prober
 from autotune.tuning.trial_run import TrialRunner, fail_lost_trials
 
 
@@ -30,7 +31,7 @@ class Campaign:
         StoreConflictError: another living process owns the tuning.
     """
 
-    def __init__(self, store: Store, prober: Prober, tuning: Tuning, on_event: OnEvent) -> None:
+    def __init__(self, store: KnowledgeStore, prober: Prober, tuning: Tuning, on_event: OnEvent) -> None:
         self._store, self._prober, self._on_event = store, prober, on_event
         self._owner = process_owner()
         if tuning.owner and tuning.owner != self._owner and owner_lives(tuning.owner):
@@ -86,6 +87,7 @@ class Campaign:
             case StepKind.TRIAL | StepKind.CONFIRM:
                 self._trial(step.plan)
             case StepKind.FINISH:
+                self._deliberation.remember()
                 self._save(state=TuningState.DONE, stop_reason=step.reason, owner="")
             case _:
                 self._save(state=TuningState.FAILED, message=step.reason, stop_reason=step.reason, owner="")

@@ -11,6 +11,7 @@ from autotune.cost.calibrate import fit_profile
 from autotune.search.alternatives import Alternative, alternative
 from autotune.search.belief import Lesson
 from autotune.search.core import NOT_THE_PLANS_FAULT, Search
+from autotune.search.lessons import merged
 from autotune.search.space import Runtime, legal_plans
 from autotune.search.standing import Standing
 from autotune.search.stopping import Verdict
@@ -32,8 +33,10 @@ from autotune.specs import (
 )
 from autotune.specs.imported import ImportedRun
 from autotune.tuning.imported import fastest_plans, lessons_from, same_request, with_links
+from autotune.tuning.knowledge.answer import earlier_lessons
+from autotune.tuning.knowledge.recording import remember
+from autotune.tuning.knowledge_ports import KnowledgeStore
 from autotune.tuning.lifecycle import Facts, search_budget
-from autotune.tuning.ports import Store
 from autotune.tuning.profiling import missing_probes, needed_probes
 
 PROBE_DEADLINE_S = 120.0
@@ -49,7 +52,7 @@ class Deliberation:
         retried: whether a trial that was lost was tried again elsewhere already, so that its plan is given up.
     """
 
-    def __init__(self, store: Store, tuning: Tuning, fingerprint_key: str, *, retried: bool = False) -> None:
+    def __init__(self, store: KnowledgeStore, tuning: Tuning, fingerprint_key: str, *, retried: bool = False) -> None:
         self._store, self._tuning, self._retried = store, tuning, retried
         self.fingerprint_key = fingerprint_key
         self._table = legal_plans(
@@ -100,6 +103,10 @@ class Deliberation:
             slots=slots,
             lost_in_a_row=self._lost_in_a_row() if self._retried else 0,
         )
+
+    def remember(self) -> None:
+        """Stores what the tuning found as the best-known plan for its question. Doing it again changes nothing."""
+        remember(self._store, self._tuning)
 
     # -- profile ------------------------------------------------------------------------------------------
 
@@ -172,10 +179,11 @@ class Deliberation:
     def _open_search(self) -> tuple[Search, PlanStudy]:
         tuning = self._tuning
         profile = self._store.profile(tuning.cluster.key, self.fingerprint_key)
-        lessons: Sequence[Lesson] = ()
+        lessons: Sequence[Lesson] = earlier_lessons(self._store, tuning)
         if tuning.history:
             profile = with_links(profile, tuning.cluster, self._imported_readings(tuning.cluster))
-            lessons = lessons_from(self._imported_runs(), tuning.cluster, self._imported_readings)
+            imported = lessons_from(self._imported_runs(), tuning.cluster, self._imported_readings)
+            lessons = merged([*lessons, *imported])
         search = Search(
             tuning.model, tuning.cluster, tuning.workload, plans=self._table, profile=profile, lessons=lessons
         )

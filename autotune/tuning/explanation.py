@@ -12,7 +12,7 @@ from autotune.search.space import Runtime
 from autotune.search.standing import Standing
 from autotune.search.whatif import Setting
 from autotune.specs import Plan, Profile, Tuning
-from autotune.tuning.service import Best
+from autotune.tuning.best import Best
 
 MOST_RIVALS = 3
 MOST_LINES = 8

@@ -27,7 +27,7 @@ from autotune.specs import (
     Tuning,
     TuningEvent,
 )
-from autotune.tuning.ports import Store
+from autotune.tuning.knowledge_ports import KnowledgeStore
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,7 +63,7 @@ class Queue(Protocol):
         """Lets go of the broker."""
 
 
-class FleetStore(Store, Protocol):
+class FleetStore(KnowledgeStore, Protocol):
     """A Store that knows nodes, jobs and leases. Each method is one transaction."""
 
     def now(self) -> datetime:

@@ -11,9 +11,9 @@ from autotune.search.explanation import Explanation
 from autotune.search.rank import Ranking
 from autotune.search.standing import peak_memory_bytes
 from autotune.specs import ClusterSpec, ModelSpec, Profile, Trial, Tuning, Workload
+from autotune.tuning.best import Best, best_of
 from autotune.tuning.explanation import explain_best
 from autotune.tuning.ports import Store
-from autotune.tuning.service import Best, best_of
 
 
 def tuning_data(tuning: Tuning, trials: Sequence[Trial], profile: Profile | None = None) -> dict[str, Any]:

@@ -5,55 +5,31 @@ from __future__ import annotations
 import uuid
 from collections.abc import Callable, Sequence
 from contextlib import closing
-from dataclasses import dataclass
 from datetime import UTC, datetime
 
 from autotune.errors import InputError
-from autotune.search.comparison import decide
 from autotune.search.rank import nearest_misses, nothing_legal
 from autotune.search.space import Runtime, legal_plans
-from autotune.search.standing import Standing, standings_of
 from autotune.specs import (
     Budget,
     ClusterSpec,
     ModelSpec,
-    Plan,
     Profile,
     SamplerName,
     Space,
     Trial,
-    TrialState,
     Tuning,
     TuningState,
     Workload,
 )
+from autotune.tuning.best import Best, best_of
 from autotune.tuning.campaign import Campaign
 from autotune.tuning.events import OnEvent
+from autotune.tuning.knowledge_ports import KnowledgeStore
 from autotune.tuning.ownership import owner_lives
-from autotune.tuning.ports import Prober, Store
+from autotune.tuning.ports import Prober
 
 OpenProber = Callable[[ClusterSpec], Prober]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Best:
-    """The measured plan to use and its evidence.
-
-    Args:
-        standing: of the plan: the fastest, or one as fast with more free memory (search.comparison).
-        trials: its complete trials.
-        all_trials: those of all plans.
-        runners_up: the other measured plans, fastest first.
-        too_close: plans that cannot be told from the fastest, the fastest itself included where it is not this one.
-        reason: why this plan and not the fastest; empty where it is the fastest.
-    """
-
-    standing: Standing
-    trials: Sequence[Trial]
-    all_trials: Sequence[Trial]
-    runners_up: Sequence[Standing]
-    too_close: Sequence[Plan]
-    reason: str
 
 
 class TuningService:
@@ -64,7 +40,7 @@ class TuningService:
         open_prober: gives the prober for a cluster; called when a tuning is advanced, never before.
     """
 
-    def __init__(self, store: Store, open_prober: OpenProber) -> None:
+    def __init__(self, store: KnowledgeStore, open_prober: OpenProber) -> None:
         self._store, self._open_prober = store, open_prober
 
     def submit(
@@ -165,23 +141,6 @@ class TuningService:
 def _require_own(tuning: Tuning) -> None:
     if tuning.pool:
         raise InputError("tuning", tuning.id, f"the fleet's pool {tuning.pool} measures for it: ask its server")
-
-
-def best_of(trials: Sequence[Trial], cluster: ClusterSpec) -> Best | None:
-    """Pools the repeats of each plan and decides; None when no trial is complete."""
-    standings = standings_of(trials, cluster)
-    if not standings:
-        return None
-    decision = decide(standings)
-    complete = [trial for trial in trials if trial.state is TrialState.COMPLETE]
-    return Best(
-        standing=decision.best,
-        trials=[trial for trial in complete if trial.plan == decision.best.plan],
-        all_trials=complete,
-        runners_up=[item for item in standings if item is not decision.best],
-        too_close=[item.plan for item in decision.tied],
-        reason=decision.reason,
-    )
 
 
 def check_request(model: ModelSpec, cluster: ClusterSpec, workload: Workload, space: Space) -> None:

@@ -26,7 +26,7 @@ from autotune.search.limits import LimitKind, estimated_limits, measured_limits,
 from autotune.search.whatif import Setting, what_ifs
 from autotune.specs import Plan, Recompute, Schedule, StepReading, Trial, TrialState, Tuning, Workload
 from autotune.tuning.explanation import explain_best
-from autotune.tuning.service import best_of
+from autotune.tuning.best import best_of
 
 SETTING = Setting(
     model=preset("llama2-7b"),

@@ -25,7 +25,7 @@ from autotune.specs import (
     TrialState,
     Workload,
 )
-from autotune.tuning.knowledge.answer import best_known
+from autotune.tuning.knowledge.answer import best_known, earlier_lessons
 from autotune.tuning.knowledge.comparing import compared
 from autotune.tuning.knowledge.currency import changes
 from autotune.tuning.knowledge.nearness import nearest
@@ -247,3 +247,24 @@ def test_two_entries_that_overlap_are_too_close_to_call(store: SqlStore) -> None
     assert "faster than entry 98" in compared(store, one, slower)["verdict"]
     elsewhere = slower.model_copy(update={"workload": WORKLOAD.model_copy(update={"seq_len": 64})})
     assert "different questions" in compared(store, one, elsewhere)["verdict"]
+
+
+def test_a_new_tuning_learns_from_earlier_ones_of_such_a_cluster_but_not_from_itself(store: SqlStore) -> None:
+    store.put_fingerprint(FINGERPRINT)
+    cluster = H100.model_copy(update={"nodes": 1})
+    plans = [Plan(tp=2, dp=4, zero_stage=1), Plan(tp=4, dp=2, zero_stage=1)]
+    asked = tuning("earlier", model=LLAMA, cluster=cluster, workload=BF16)
+    store.create_tuning(asked)
+    for told in trials_at(0.8, cluster, LLAMA, BF16, plans):
+        running = trial(told.number, "earlier", told.plan)
+        store.start_trial(running)
+        store.finish_trial(
+            running.id, reading=told.reading, failure=None, outcome_gpu_s=1.0, setup_s=0.1,
+            fingerprint_key=FINGERPRINT.key,
+        )  # fmt: skip
+    remember(store, asked)
+    assert earlier_lessons(store, asked) == []
+    larger = tuning("now", model=LLAMA, cluster=H100, workload=BF16)
+    found = earlier_lessons(store, larger)
+    assert {lesson.plan for lesson in found} == set(plans)
+    assert [lesson.log_speed for lesson in found] == pytest.approx([-0.223, -0.223], abs=0.01)

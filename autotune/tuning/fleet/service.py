@@ -28,6 +28,7 @@ from autotune.specs import (
     TuningState,
     Workload,
 )
+from autotune.tuning.best import Best, best_of
 from autotune.tuning.fleet.advance import FleetCampaign
 from autotune.tuning.fleet.eligibility import obstacle, why_waiting
 from autotune.tuning.fleet.finishing import Merge, finish
@@ -35,7 +36,7 @@ from autotune.tuning.fleet.scheduling import schedule
 from autotune.tuning.fleet.sweeping import sweep
 from autotune.tuning.fleet_ports import FleetStore, Queue
 from autotune.tuning.ownership import process_owner
-from autotune.tuning.service import Best, best_of, check_request
+from autotune.tuning.service import check_request
 
 log = logging.getLogger("autotune.fleet")
 

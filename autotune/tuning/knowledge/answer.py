@@ -7,16 +7,19 @@ from dataclasses import dataclass
 from typing import Any
 
 from autotune.cost.parameters import total_parameters
-from autotune.errors import AutotuneError
+from autotune.errors import AutotuneError, MissingMeasurementError
 from autotune.search.belief import Lesson
 from autotune.search.lessons import merged
-from autotune.specs import BestEntry, ClusterSpec, Fingerprint, ModelSpec, Profile, Workload
+from autotune.specs import BestEntry, ClusterSpec, Fingerprint, ModelSpec, Profile, Tuning, Workload
 from autotune.specs.knowledge import MEASURED
 from autotune.tuning.knowledge.currency import Change, changes
 from autotune.tuning.knowledge.nearness import Near, nearest
 from autotune.tuning.knowledge.settling import Settlement, settlement
 from autotune.tuning.knowledge.transfer import Carried, carry, moved_profile, taught
 from autotune.tuning.knowledge_ports import KnowledgeStore
+
+MOST_TEACHERS = 5
+"""Near tunings whose trials teach a new one."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -156,6 +159,25 @@ def _carried(
     except AutotuneError as error:
         return None, str(error)
     return found, "" if found else "no legal plan is expected to fit in memory"
+
+
+def earlier_lessons(store: KnowledgeStore, tuning: Tuning) -> list[Lesson]:
+    """What earlier tunings of the same question, and of near ones, showed of the estimate's errors."""
+    model, cluster, workload = tuning.model, tuning.cluster, tuning.workload
+    parameters = float(total_parameters(model))
+    entries = [entry for entry in store.best_exact(model, cluster, workload) if entry.source == MEASURED]
+    near = nearest(
+        [item for item in store.best_near(model, parameters, cluster, workload) if item.source == MEASURED],
+        model, parameters, cluster, workload, limit=MOST_TEACHERS,
+    )  # fmt: skip
+    known = {entry.id for entry in entries}
+    entries += [store.best_entry(item.entry.id) for item in near if item.entry.id not in known]
+    try:
+        return merged(
+            lesson for entry in entries if entry.tuning_id != tuning.id for lesson in lessons_behind(store, entry)
+        )
+    except MissingMeasurementError:
+        return []  # an entry's cluster has no speeds any more: its trials cannot be judged
 
 
 def lessons_behind(store: KnowledgeStore, entry: BestEntry) -> list[Lesson]:

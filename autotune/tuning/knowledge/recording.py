@@ -6,8 +6,8 @@ from autotune.cost.parameters import total_parameters
 from autotune.search.comparison import undecided
 from autotune.search.standing import Standing
 from autotune.specs import BestEntry, Fingerprint, RunnerUp, Tuning
+from autotune.tuning.best import Best, best_of
 from autotune.tuning.knowledge_ports import KnowledgeStore
-from autotune.tuning.service import Best, best_of
 
 
 def remember(store: KnowledgeStore, tuning: Tuning) -> BestEntry | None:
