@@ -95,6 +95,8 @@ class FleetCampaign:
         limit = MOST_JOBS if tuning.state is TuningState.PROFILING else 1
         jobs = self._store.jobs(tuning_id=tuning.id, limit=limit)
         pool = self._pool(tuning, jobs)
+        if not pool.slots and tuning.message == _waits_for(tuning, pool):  # and nothing is in flight
+            return NextStep(kind=StepKind.WAIT)
         deliberation = self._deliberate(tuning, pool)
         if deliberation is None:
             return self._wait_for_nodes(tuning, pool)
@@ -128,6 +130,7 @@ class FleetCampaign:
             case StepKind.TRIAL | StepKind.CONFIRM:
                 self._trial(step.plan, tuning, pool, deliberation)
             case StepKind.FINISH:
+                deliberation.remember()
                 self._save(tuning, state=TuningState.DONE, message="", stop_reason=step.reason)
             case StepKind.FAIL:
                 self._save(tuning, state=TuningState.FAILED, message=step.reason, stop_reason=step.reason)
@@ -192,7 +195,7 @@ class FleetCampaign:
         return self._deliberation
 
     def _wait_for_nodes(self, tuning: Tuning, pool: Pool) -> NextStep:
-        message = too_few(tuning.pool, tuning.cluster.nodes, pool.nodes, pool.obstacles)
+        message = _waits_for(tuning, pool)
         if message != tuning.message:
             self._save(tuning, message=message)
         return NextStep(kind=StepKind.WAIT)
@@ -200,3 +203,7 @@ class FleetCampaign:
     def _save(self, tuning: Tuning, **changes: object) -> None:
         changed = tuning.model_copy(update={**changes, "owner": self._owner, "updated_at": self._store.now()})
         self._store.save_tuning(changed, expected_owner=self._owner)
+
+
+def _waits_for(tuning: Tuning, pool: Pool) -> str:
+    return too_few(tuning.pool, tuning.cluster.nodes, pool.nodes, pool.obstacles)

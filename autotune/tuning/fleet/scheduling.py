@@ -167,9 +167,11 @@ def _alike(nodes: Sequence[Node]) -> Sequence[list[Node]]:
 
 
 def _unavoided(job: Job, group: list[Node]) -> list[Node]:
-    """The group without the nodes that an earlier attempt failed on, if it is large enough without them."""
-    kept = [node for node in group if node.name not in job.avoid]
-    return kept if len(kept) >= job.cluster.nodes else group
+    """The group without the nodes that an earlier attempt failed on; of these no more than are needed, oldest first."""
+    names = {node.name for node in group}
+    avoided = [name for name in job.avoid if name in names]
+    spared = set(avoided[max(job.cluster.nodes - (len(group) - len(avoided)), 0) :])
+    return [node for node in group if node.name not in spared]
 
 
 def _neighbours(free: Sequence[Node], count: int) -> Sequence[Node]:

@@ -1,0 +1,303 @@
+"""What a fleet does when nodes fail, are slow, or go; and who may ask it for what. Nodes are scripted."""
+
+from __future__ import annotations
+
+import uuid
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from fleet_world import MODEL, SPACE, WORKLOAD, World, pool_cluster
+
+from autotune.errors import InputError, StoreConflictError, UnknownNameError
+from autotune.specs import (
+    Budget,
+    CollectiveOp,
+    CollectiveRequest,
+    FailureKind,
+    Job,
+    JobPurpose,
+    JobState,
+    MemberState,
+    NodeState,
+    Space,
+    TrialState,
+    TuningState,
+)
+from autotune.tuning.fleet.health import health_requests
+from autotune.tuning.service import TuningService
+from storage import SqlStore, open_store
+
+TWO = Budget(max_trials=2)
+REQUEST = CollectiveRequest(op=CollectiveOp.ALL_REDUCE, group_size=2, sizes_bytes=(4096,))
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Iterator[SqlStore]:
+    with open_store(f"sqlite:///{tmp_path / 'fleet.db'}") as opened:
+        yield opened
+
+
+@pytest.fixture
+def world(store: SqlStore) -> World:
+    return World(store, pool_cluster(nodes=2, gpus_per_node=2))
+
+
+def probe(world: World, *avoid: str) -> None:
+    """A probe that belongs to no tuning, on any node but those; and all that follows."""
+    job = Job(
+        id=uuid.uuid4().hex,
+        purpose=JobPurpose.REGRESSION,
+        pool="box",
+        cluster=world.cluster.model_copy(update={"nodes": 1}),
+        request=REQUEST,
+        avoid=avoid,
+        deadline_s=60.0,
+        created_at=world.store.now(),
+    )
+    world.store.create_job(job)
+    world.service.schedule("box")
+    world.settle()
+
+
+def attempts(world: World) -> list[tuple[int, list[str], FailureKind | None]]:
+    jobs = [job for job in world.store.jobs() if job.purpose is not JobPurpose.HEALTH]
+    return [(job.attempt, [member.node for member in job.members], job.failure) for job in jobs]
+
+
+def failing(*names: str, kind: FailureKind = FailureKind.HANG, health: bool = False) -> object:
+    """Nodes that fail at everything, or at everything but health probes."""
+
+    def fault(job: Job, node: str) -> FailureKind | None:
+        spared = job.purpose is JobPurpose.HEALTH and not health
+        return kind if node in names and not spared else None
+
+    return fault
+
+
+def test_what_a_node_fails_at_is_done_elsewhere(world: World) -> None:
+    world.join("a", "b", "c")
+    world.fault = failing("a")
+    probe(world)
+    assert attempts(world) == [(1, ["a"], FailureKind.HANG), (2, ["b"], None)]
+    assert [(i.node, i.kind) for i in world.store.incidents()] == [("a", "hang")]
+    assert world.store.node("a").failures == 1
+    world.fault = lambda job, node: None
+    probe(world, "b", "c")
+    assert world.store.node("a").failures == 0  # it did well since
+
+
+@pytest.mark.parametrize("kind", [FailureKind.OOM, FailureKind.ILLEGAL])
+def test_what_is_the_plans_own_is_not_tried_again(world: World, kind: FailureKind) -> None:
+    world.join("a", "b")
+    world.fault = failing("a", "b", kind=kind)
+    probe(world)
+    assert attempts(world) == [(1, ["a"], kind)]
+    assert world.store.incidents() == []
+
+
+def test_three_attempts_are_the_most(world: World) -> None:
+    world.join("a", "b", "c", "d")
+    world.fault = failing("a", "b", "c", "d", kind=FailureKind.UNAVAILABLE)
+    probe(world)
+    assert [nodes for _, nodes, _ in attempts(world)] == [["a"], ["b"], ["c"]]
+
+
+def test_a_node_that_fails_twice_in_a_row_is_out_until_its_health_probes_pass(world: World) -> None:
+    world.join("a", "b", "c")
+    world.fault = failing("a")
+    probe(world)
+    states = []
+    blame = world.store.blame_node
+
+    def watched(*arguments: object, **named: object) -> object:
+        node = blame(*arguments, **named)  # type: ignore[arg-type]
+        states.append((node.name, node.state, node.reason))
+        return node
+
+    world.store.blame_node = watched  # type: ignore[method-assign,assignment]
+    probe(world, "b", "c")
+    assert states == [("a", NodeState.QUARANTINED, "node a: rank 0 failed")]
+    assert world.store.node("a").state is NodeState.READY  # by now
+    assert world.store.node("a").failures == 0
+    health = [job for job in world.store.jobs() if job.purpose is JobPurpose.HEALTH]
+    checked = Counter(job.only_node for job in health if job.failure is None)
+    assert checked == dict.fromkeys("abc", len(health_requests(world.cluster)))  # a's peers were measured to compare
+
+
+def test_a_node_that_fails_its_health_probe_stays_out_and_is_asked_less_and_less(world: World) -> None:
+    world.join("a", "b")
+    world.fault = failing("a", health=True)
+    probe(world)
+    probe(world, "b")
+    node = world.store.node("a")
+    assert (node.state, node.failures) == (NodeState.QUARANTINED, 3)
+    assert node.reason == "its health probe failed: node a: rank 0 failed"
+    world.fault = lambda job, node: None
+    world.settle(sweeps=3)
+    assert world.store.node("a").state is NodeState.QUARANTINED  # its next probe is half a minute away
+    probe(world)
+    assert attempts(world)[-1] == (1, ["b"], None)
+
+
+def test_a_slow_node_stays_out(world: World) -> None:
+    world.join("a", "b", "c")
+    world.fault = failing("a")
+    world.speed["a"] = 0.6
+    probe(world)
+    probe(world, "b", "c")
+    node = world.store.node("a")
+    assert node.state is NodeState.QUARANTINED
+    assert "slow in its health probe: all_reduce of 65536 bytes at 0.60 of the pool's median" in node.reason
+    assert world.nodes_ready() == {"b", "c"}
+
+
+def test_a_node_that_is_taken_out_by_hand_waits_for_a_hand(world: World) -> None:
+    world.join("a", "b")
+    world.service.quarantine("a", "its fan is broken")
+    world.settle()
+    assert world.service.nodes()[0].obstacle == "quarantined: its fan is broken"
+    world.service.release("a")
+    assert world.nodes_ready() == {"a", "b"}
+
+
+def test_a_node_that_does_not_answer_is_lost_and_its_job_done_elsewhere(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("autotune.tuning.fleet.scheduling.START_LEASE_S", 0.0)
+    monkeypatch.setattr("autotune.tuning.fleet.sweeping.UNSENT_AFTER_S", 3600.0)
+    world.join("a", "b")
+    act = world.act
+    world.act = lambda kind, *ids: None if ids[0] == "a" else act(kind, *ids)  # type: ignore[method-assign]
+    probe(world)
+    assert attempts(world) == [(1, ["a"], FailureKind.LOST), (2, ["b"], None)]
+    (lost,) = [member for job in world.store.jobs() for member in job.members if member.node == "a"]
+    assert lost.state is MemberState.LOST
+    assert world.store.leased_nodes() == {}
+
+
+def test_a_trial_is_retried_within_its_tuning(world: World) -> None:
+    world.cluster = pool_cluster(nodes=2, gpus_per_node=1)
+    world.join("a", "b", "c")
+    failed: list[str] = []
+
+    def fault(job: Job, node: str) -> FailureKind | None:
+        if job.purpose is JobPurpose.TRIAL and len(failed) < 2 and node != "c":
+            failed.append(node)
+            return FailureKind.COMMUNICATION
+        return None
+
+    world.fault = fault
+    tuning_id = world.submit(2, budget=TWO)
+    world.settle()
+    assert world.store.tuning(tuning_id).state is TuningState.DONE
+    trials = world.store.trials(tuning_id)
+    assert [trial.state for trial in trials] == [TrialState.COMPLETE] * 2
+    jobs = [job for job in world.store.jobs(tuning_id=tuning_id) if job.purpose is JobPurpose.TRIAL]
+    assert max(job.attempt for job in jobs) == 2
+    assert {event.kind.value for event in world.service.events(tuning_id)} >= {"job_retried", "trial_ended"}
+
+
+def test_when_every_trial_takes_its_nodes_along_the_tuning_fails_and_says_so(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("autotune.tuning.fleet.finishing.QUARANTINE_AT", 1000)
+    world.cluster = pool_cluster(nodes=2, gpus_per_node=1)
+    world.join("a", "b")
+    world.fault = lambda job, node: FailureKind.LOST if job.purpose is JobPurpose.TRIAL else None
+    space = Space(**{**SPACE.model_dump(), "micro_batch": None})
+    tuning_id = world.submit(2, space=space)
+    world.settle()
+    tuning = world.store.tuning(tuning_id)
+    assert tuning.state is TuningState.FAILED
+    assert tuning.message == "the last 5 trials were lost with their nodes, on every node that they ran on"
+    assert len({trial.plan for trial in world.store.trials(tuning_id)}) == 5  # none is asked twice
+
+
+def test_cancelling_ends_what_waits_and_stops_what_runs(world: World) -> None:
+    world.cluster = pool_cluster(nodes=1, gpus_per_node=2)
+    world.join("a", "b")
+    tuning_id = world.submit(1, budget=TWO)
+    world.deliver(most=2)  # advanced, and granted on both nodes
+    assert {job.state for job in world.store.jobs(tuning_id=tuning_id)} == {JobState.GRANTED}
+    assert world.service.cancel(tuning_id, "ann").state is TuningState.CANCELLED
+    assert all(job.cancelled for job in world.store.jobs(tuning_id=tuning_id))
+    world.fault = lambda job, node: FailureKind.CANCELLED if job.cancelled else None
+    world.settle()
+    jobs = world.store.jobs(tuning_id=tuning_id)
+    assert {job.state for job in jobs} == {JobState.ENDED}
+    assert world.store.leased_nodes() == {}
+    assert world.store.tuning(tuning_id).state is TuningState.CANCELLED
+    assert world.store.incidents() == []
+    assert world.service.cancel(tuning_id, "ann").state is TuningState.CANCELLED  # again changes nothing
+
+
+def test_jobs_that_a_dying_canceller_left_are_ended_by_the_sweep(world: World) -> None:
+    world.join("a")
+    tuning_id = world.submit(2, budget=TWO)
+    world.join("b")
+    world.deliver(most=1)
+    tuning = world.store.tuning(tuning_id)
+    world.store.save_tuning(tuning.model_copy(update={"state": TuningState.CANCELLED}))
+    world.mail.waiting.clear()
+    world.service.sweep()
+    assert {(job.state, job.failure) for job in world.store.jobs(tuning_id=tuning_id)} == {
+        (JobState.ENDED, FailureKind.CANCELLED)
+    }
+
+
+def test_a_shared_tuning_goes_on_until_nobody_wants_it(world: World) -> None:
+    world.join("a", "b")
+    first = world.submit(2, budget=TWO)
+    assert world.submit(2, budget=TWO, principal="bob") == first
+    assert world.submit(2, budget=TWO, seed=1) != first
+    assert not world.service.cancel(first, "ann").state.ended
+    assert world.service.cancel(first, "bob").state is TuningState.CANCELLED
+    assert world.submit(2, budget=TWO) != first
+    other = world.submit(2, budget=TWO, principal="eve")
+    assert world.service.cancel(other, "root", force=True).state is TuningState.CANCELLED
+
+
+def test_a_request_is_checked_before_it_is_stored(world: World) -> None:
+    world.join("a", "b")
+    submit = world.service.submit
+    with pytest.raises(UnknownNameError, match="box"):
+        submit(MODEL, world.cluster.model_copy(update={"name": "attic"}), WORKLOAD, principal="ann")
+    with pytest.raises(InputError, match=r"other hardware \(gpus_per_node differ\)"):
+        submit(MODEL, world.cluster.model_copy(update={"gpus_per_node": 8}), WORKLOAD, principal="ann")
+    with pytest.raises(InputError, match="pool box has 2"):
+        world.submit(3)
+    with pytest.raises(InputError, match="no plan is legal"):
+        world.submit(2, space=Space(tp=(3,)))
+    assert world.store.tunings() == []
+    alone = world.cluster.model_copy(update={"nodes": 1, "inter": None})
+    tuning, created = submit(MODEL, alone, WORKLOAD, principal="ann", idempotency_key="k", space=SPACE)
+    assert (created, tuning.pool) == (True, "box")
+    again = submit(MODEL, alone, WORKLOAD, principal="ann", idempotency_key="k", space=SPACE)
+    assert again == (tuning, False)
+    with pytest.raises(StoreConflictError, match="another request"):
+        submit(MODEL, alone, WORKLOAD, principal="ann", idempotency_key="k", space=SPACE, seed=1)
+
+
+def test_a_fleets_tuning_is_not_for_one_process(world: World) -> None:
+    world.join("a", "b")
+    tuning_id = world.submit(2)
+
+    def no_prober(cluster: object) -> object:
+        raise AssertionError("nothing may be measured here")
+
+    local = TuningService(world.store, no_prober)  # type: ignore[arg-type]
+    for refused in (lambda: local.run(tuning_id, print), lambda: local.cancel(tuning_id)):
+        with pytest.raises(InputError, match="pool box measures for it"):
+            refused()
+
+
+def test_why_a_tuning_waits_is_told_as_it_is_now(world: World) -> None:
+    world.join("a", "b")
+    tuning_id = world.submit(2, budget=TWO)
+    world.deliver(most=1)
+    assert world.service.why_waiting(tuning_id) == "needs 2 nodes of pool box: 2 free"
+    world.service.quarantine("b", "dust")
+    text = "needs 2 nodes of pool box: 1 free; node b quarantined: dust"
+    assert world.service.why_waiting(tuning_id) == text
