@@ -46,6 +46,7 @@ TUNING_REQUESTS: dict[str, Any] = {
 }
 MODELS: dict[str, Any] = {"a model": {"value": _MODEL}}
 CLUSTERS: dict[str, Any] = {"a cluster": {"value": _CLUSTER}}
+QUARANTINES: dict[str, Any] = {"a reason": {"value": {"reason": "its fan is broken"}}}
 KEYS: dict[str, Any] = {"a key": {"value": {"name": "ci", "role": "submit", "expires_days": 90}}}
 
 _ROW: dict[str, Any] = {

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 from fastapi import APIRouter, Body, Query, Request
 
 from autotune.api.answers import JobList, Json, MeasurementPage, NodeAnswer, NodeChanged, NodePage
+from autotune.api.examples import QUARANTINES
 from autotune.api.openapi import answer, problems
 from autotune.api.pages import DEFAULT_LIMIT, After, AfterNumber, Limit, after_name, page
 from autotune.api.parts import parts_of, principal_of
@@ -53,7 +54,9 @@ def show_node(request: Request, name: PathName) -> Json:
 
 
 @router.post("/nodes/{name}/quarantine", responses=answer(200, NodeChanged) | problems(404))
-def quarantine_node(request: Request, name: PathName, body: Annotated[QuarantineBody, Body()]) -> Json:
+def quarantine_node(
+    request: Request, name: PathName, body: Annotated[QuarantineBody, Body(openapi_examples=QUARANTINES)]
+) -> Json:
     """Give a node no more jobs until a health probe passes or it is released. What runs on it goes on."""
     reason = f"{body.reason} (by {principal_of(request).name})"
     return _changed(parts_of(request).service.quarantine(name, reason))

@@ -32,7 +32,15 @@ router = APIRouter(route_class=GuardedRoute, tags=["plans"])
 
 _one_at_a_time = Lock()
 
-Counts = Annotated[list[Annotated[int, Query(ge=1, le=2**31 - 1)]] | None, Query(max_length=64)]
+Degree = Annotated[int, Query(ge=1, le=2**31 - 1)]
+Tp = Annotated[list[Degree] | None, Query(max_length=64, description="Tensor parallel degrees.")]
+Pp = Annotated[list[Degree] | None, Query(max_length=64, description="Pipeline parallel degrees.")]
+MicroBatch = Annotated[list[Degree] | None, Query(max_length=64, description="Sequences a micro-batch.")]
+Stage = Annotated[int, Query(ge=0, le=3)]
+ZeroStage = Annotated[list[Stage] | None, Query(max_length=4, description="ZeRO stages.")]
+Recomputes = Annotated[list[Recompute] | None, Query(max_length=3, description="Kinds of recomputation.")]
+SequenceParallel = Annotated[list[bool] | None, Query(max_length=2, description="With or without.")]
+Schedules = Annotated[list[Schedule] | None, Query(max_length=3, description="Pipeline schedules.")]
 
 
 @router.get("/plans", responses=answer(200, PlansAnswer) | problems(422))
@@ -44,13 +52,13 @@ def rank_plans(
     seq_len: SeqLen = None,
     global_batch: GlobalBatch = None,
     dtype: DTypeName = None,
-    tp: Counts = None,
-    pp: Counts = None,
-    micro_batch: Counts = None,
-    zero_stage: Annotated[list[Annotated[int, Query(ge=0, le=3)]] | None, Query(max_length=4)] = None,
-    recompute: Annotated[list[Recompute] | None, Query(max_length=3)] = None,
-    sequence_parallel: Annotated[list[bool] | None, Query(max_length=2)] = None,
-    schedule: Annotated[list[Schedule] | None, Query(max_length=3)] = None,
+    tp: Tp = None,
+    pp: Pp = None,
+    micro_batch: MicroBatch = None,
+    zero_stage: ZeroStage = None,
+    recompute: Recomputes = None,
+    sequence_parallel: SequenceParallel = None,
+    schedule: Schedules = None,
     top: Annotated[int, Query(ge=1, le=1000, description="Plans to list.")] = 10,
 ) -> Json:
     """Rank all legal plans by estimate.

@@ -1,0 +1,83 @@
+"""Every error is a problem document, and tells nothing that is not the client's."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+
+import pytest
+from api_server import TINY, Api, StartApi, assert_problem
+from sqlalchemy import create_engine, text
+
+from autotune.api.edge import MOST_BODY_BYTES
+from autotune.specs import Role
+
+JSON = {"content-type": "application/json"}
+
+
+def test_nothing_is_at_other_paths(api: Api) -> None:
+    for path in ("/", "/docs", "/redoc", "/tunings/", "/tunings/beef/", "/../etc/passwd", "/openapi.yaml"):
+        assert_problem(api.request("GET", path), 404, "not-found")
+
+
+def test_a_method_that_is_not_understood_says_which_are(api: Api) -> None:
+    refused = api.request("PATCH", "/tunings")
+    assert_problem(refused, 405, "method-not-allowed", "PATCH")
+    assert refused.headers["allow"] == "GET, POST"
+    assert api.request("POST", "/tunings/beef").headers["allow"] == "DELETE, GET"
+    assert api.request("DELETE", "/models/a/b").headers["allow"] == "GET"
+
+
+def test_a_body_that_is_no_json(api: Api) -> None:
+    for content in (b"{", b"\xff", b'{"model":NaN}x', b"[" * 50_000):
+        assert_problem(api.request("POST", "/tunings", content=content, headers=JSON), 400, "malformed")
+
+
+def test_a_body_that_is_no_request(api: Api) -> None:
+    deep: object = "x"
+    for _ in range(300):
+        deep = [deep]
+    lone = b'{"model": "\\ud800", "cluster": "pair"}'
+    for content in (b"[]", b"null", b'"x"', b"7", b"{}", b'{"seed": NaN}', lone, json.dumps({"space": deep}).encode()):
+        answer = api.request("POST", "/tunings", content=content, headers=JSON)
+        assert_problem(answer, 422, "input", "body")
+    plain = api.request("POST", "/tunings", content=json.dumps(TINY), headers={"content-type": "text/plain"})
+    assert_problem(plain, 422, "input", "body")
+
+
+def test_a_large_body_is_refused_however_it_comes(api: Api) -> None:
+    large = b" " * (MOST_BODY_BYTES + 1)
+
+    def pieces() -> Iterator[bytes]:
+        for start in range(0, len(large), 65536):
+            yield large[start : start + 65536]
+
+    assert_problem(api.request("POST", "/tunings", content=large, headers=JSON), 413, "content-too-large", "1048576")
+    assert_problem(api.request("POST", "/tunings", content=pieces(), headers=JSON), 413, "content-too-large")
+    fits = api.request("POST", "/tunings", content=json.dumps(TINY).ljust(MOST_BODY_BYTES), headers=JSON)
+    assert fits.status_code == 201
+
+
+def test_what_nobody_foresaw_is_logged_and_not_told(start_api: StartApi, caplog: pytest.LogCaptureFixture) -> None:
+    def broken() -> bool:
+        raise RuntimeError("SELECT secret FROM vault")
+
+    answer = start_api(broker_answers=broken).request("GET", "/healthz", None)
+    assert_problem(answer, 500, "internal")
+    assert "vault" not in answer.text
+    assert "Traceback" not in answer.text
+    assert "SELECT secret FROM vault" in caplog.text
+
+
+def test_a_broken_database_is_told_without_its_place(start_api: StartApi, url: str) -> None:
+    api = start_api()
+    headers = api.headers(Role.READ)
+    database = create_engine(url.replace("postgresql://", "postgresql+psycopg://"))
+    with database.begin() as connection:
+        connection.execute(text("ALTER TABLE tunings RENAME TO gone"))
+    database.dispose()
+    answer = api.request("GET", "/tunings", None, headers=headers)
+    assert_problem(answer, 503, "database")
+    assert answer.headers["retry-after"]
+    for word in ("SELECT", "tunings", "gone", "sqlite", "postgres", "127.0.0.1", "Traceback"):
+        assert word not in answer.text

@@ -1,0 +1,174 @@
+"""`autotune serve` and `autotune keys` as a user runs them, and what an operator looks at."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import subprocess
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import httpx
+import pytest
+from api_server import TIMEOUT_S, TINY, Api, StartApi, assert_problem
+from commands import Command
+from crew import autotune as command_line
+from fleet_records import fleet_tuning, granted, job
+from prometheus_client.parser import text_string_to_metric_families
+from services import RedisServer
+
+from autotune.api.access import is_loopback
+from autotune.specs import NodeState, Role
+from storage import SqlStore
+
+
+@contextmanager
+def served(url: str, broker: RedisServer, *arguments: str) -> Iterator[tuple[subprocess.Popen[str], str]]:
+    """The command on a free port, and its address, once it says that it listens."""
+    command = command_line("serve", "--port", "0", "--db", url, "--broker", broker.url)
+    process = subprocess.Popen([*command, *arguments], stderr=subprocess.PIPE, text=True, env=dict(os.environ))
+    try:
+        assert process.stderr is not None
+        for line in process.stderr:
+            found = re.search(r"running on (http://\S+)", line)
+            if found:
+                yield process, found[1]
+                break
+        else:
+            pytest.fail("it ended without listening")
+    finally:
+        process.kill()
+        process.wait()
+        process.stderr.close()  # type: ignore[union-attr]
+
+
+def test_a_server_is_used_with_a_key_of_the_command_line(
+    store: SqlStore, url: str, broker: RedisServer, autotune: Command
+) -> None:
+    made = autotune("keys", "create", "ci", "--role", "submit", "--expires-days", "7", "--db", url, "--json").data
+    shown = {"Authorization": f"Bearer {made['secret']}"}
+    with (
+        served(url, broker) as (process, address),
+        httpx.Client(base_url=address, headers=shown, verify=False) as client,
+    ):
+        assert client.get("/healthz").json() == {"status": "ok", "database": "ok", "broker": "ok"}
+        path = client.post("/tunings", json=TINY).headers["location"]
+        with client.stream("GET", f"{path}/events", timeout=TIMEOUT_S) as answer:
+            lines = answer.iter_lines()
+            assert next(lines).startswith("id: ")
+            assert client.delete(path).json()["state"] == "cancelled"
+            assert '"state":"cancelled"' in "".join(lines)
+        assert store.tuning(path.rpartition("/")[2]).principal == "ci"
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(TIMEOUT_S) in {0, -signal.SIGTERM}
+
+
+def test_a_killed_server_loses_nothing_that_it_answered(store: SqlStore, url: str, broker: RedisServer) -> None:
+    with served(url, broker) as (process, address), httpx.Client(base_url=address, verify=False) as client:
+        made = [client.post("/tunings", json=TINY | {"seed": seed}).json()["tuning"] for seed in range(3)]
+        process.kill()
+        process.wait()
+    assert {tuning.id for tuning in store.tunings()} == set(made)
+
+
+@pytest.mark.parametrize("host", ["0.0.0.0", "::", "192.0.2.1"])
+def test_without_a_key_only_this_machine_is_served(url: str, autotune: Command, host: str) -> None:
+    done = autotune("serve", "--host", host, "--db", url)
+    assert done.status == 2
+    for word in ("--host", host, "127.0.0.1", "autotune keys create"):
+        assert word in done.err
+
+
+@pytest.mark.parametrize(
+    ("host", "is_ours"),
+    [
+        ("127.0.0.1", True), ("127.9.9.9", True), ("::1", True), ("[::1]", True), ("localhost", True),
+        ("0.0.0.0", False), ("::", False), ("10.0.0.1", False), ("localhost.evil.example", False), ("", False),
+    ],
+)  # fmt: skip
+def test_what_is_this_machine(host: str, is_ours: bool) -> None:
+    assert is_loopback(host) is is_ours
+
+
+def test_keys_are_made_listed_and_revoked(url: str, autotune: Command) -> None:
+    made = autotune("keys", "create", "ann", "--db", url, "--json").data
+    assert made["key"]["role"] == "submit"
+    printed = autotune("keys", "create", "bob", "--role", "admin", "--expires-days", "1", "--db", url).out
+    assert re.search(r"^autotune_\S{43}$", printed, re.MULTILINE)
+    listed = autotune("keys", "list", "--db", url).out
+    assert "ann" in listed
+    assert made["secret"] not in listed
+    assert autotune("keys", "revoke", made["key"]["id"], "--db", url, "--json").data["revoked_at"]
+    keys = autotune("keys", "list", "--db", url, "--json").data["keys"]
+    assert [(key["name"], key["revoked_at"] is None) for key in keys] == [("ann", False), ("bob", True)]
+
+
+def test_keys_that_cannot_be_made(url: str, autotune: Command) -> None:
+    autotune("keys", "create", "ann", "--db", url)
+    for arguments, status, words in (
+        (("create", "bob", "--role", "owner"), 2, ("role", "owner", "read, submit, admin")),
+        (("create", "bob", "--expires-days", "0"), 2, ("expires_days", "0")),
+        (("create", "b\nob"), 2, ("name",)),
+        (("create", "ann"), 5, ("ann",)),
+        (("revoke", "nobody"), 2, ("nobody",)),
+    ):
+        done = autotune("keys", *arguments, "--db", url)
+        assert done.status == status
+        for word in words:
+            assert word in done.err
+
+
+def test_health_tells_the_truth(start_api: StartApi, store: SqlStore) -> None:
+    ill = start_api(broker_answers=lambda: False)
+    answer = ill.request("GET", "/healthz", None)
+    assert (answer.status_code, answer.json()["broker"], answer.json()["status"]) == (200, "unreachable", "degraded")
+
+
+def test_metrics_count_what_there_is(api: Api, store: SqlStore) -> None:
+    store.submit_tuning(fleet_tuning(), sharing_key="x")
+    granted(store, job("job-1"))
+    store.create_job(job("job-2"))
+    store.set_node_state("a", NodeState.QUARANTINED, "test")
+    api.request("GET", "/tunings")
+    api.request("GET", "/nothing/of/ours", None)
+    text = api.request("GET", "/metrics", Role.READ).text
+    samples = [sample for family in text_string_to_metric_families(text) for sample in family.samples]
+
+    def value(name: str, **labels: str) -> float:
+        (found,) = [each.value for each in samples if each.name == name and each.labels == labels]
+        return float(found)
+
+    assert value("autotune_tunings", state="queued") == 1
+    assert value("autotune_tunings", state="done") == 0
+    assert (value("autotune_jobs", state="granted"), value("autotune_jobs", state="queued")) == (1, 1)
+    assert (value("autotune_nodes", state="quarantined"), value("autotune_nodes", state="ready")) == (1, 1)
+    assert value("autotune_leases") == 2
+    assert value("autotune_gpu_seconds_total") == 0
+    assert value("autotune_requests_total", method="GET", route="/tunings", status="200") == 1
+    assert value("autotune_requests_total", method="any", route="none", status="404") == 1
+    assert value("autotune_request_seconds_count", method="GET", route="/tunings") == 1
+
+
+def test_an_admin_takes_a_node_out_and_lets_it_in(api: Api) -> None:
+    wrong = api.request("POST", "/nodes/a/quarantine", json={"reason": ""})
+    assert_problem(wrong, 422, "input", "reason")
+    out = api.request("POST", "/nodes/a/quarantine", json={"reason": "its fan is broken"}).json()
+    assert out == {"node": "a", "state": "quarantined", "reason": "its fan is broken (by admin)"}
+    rows = {row["name"]: row for row in api.request("GET", "/nodes?pool=pair", Role.READ).json()["nodes"]}
+    assert "its fan is broken" in rows["a"]["obstacle"]
+    assert (rows["b"]["obstacle"], rows["b"]["job"]) == ("", None)
+    assert api.request("POST", "/nodes/a/release").json()["state"] == "ready"
+    assert api.request("GET", "/nodes/a").json()["node"]["obstacle"] == ""
+    assert_problem(api.request("POST", "/nodes/zz/release"), 404, "not-found", "zz")
+
+
+def test_jobs_are_an_admins(api: Api, store: SqlStore) -> None:
+    granted(store, job("job-1"))
+    store.create_job(job("job-2"))
+    found = api.request("GET", "/jobs?state=granted").json()["jobs"]
+    assert [(each["id"], [member["node"] for member in each["members"]]) for each in found] == [("job-1", ["a", "b"])]
+    assert len(api.request("GET", "/jobs").json()["jobs"]) == 2
+    assert len(api.request("GET", "/jobs?limit=1&pool=pair").json()["jobs"]) == 1
+    rows = {row["name"]: row for row in api.request("GET", "/nodes").json()["nodes"]}
+    assert rows["a"]["job"] == "job-1"
