@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 if TYPE_CHECKING:
     from autotune.specs import Job, MemberOrder, MemberReport, ProbeRequest
-    from workers.pulse import Pulse
 
 # Sweeps closer together than this do nothing more. Many wait when all tuners were away for a while.
 _SWEEP_APART_S = 2.0
@@ -51,22 +50,19 @@ class Ranks(Protocol):
 class TunerHands:
     """What the tasks of a tuner do. Lives in each child process that runs them."""
 
-    def __init__(self, fleet: Fleet, pulse: Pulse) -> None:
-        self._fleet, self._pulse = fleet, pulse
+    def __init__(self, fleet: Fleet) -> None:
+        self._fleet = fleet
         self._swept_at_s: float | None = None
 
     def canary(self, _: str) -> None:
-        """Proves that this worker consumes."""
-        self._pulse.beat()
+        """Nothing but the pulse of having been consumed."""
 
     def advance(self, tuning_id: str) -> None:
         """Takes the next steps of a tuning."""
-        self._pulse.beat()
         self._fleet.advance(tuning_id)
 
     def sweep(self) -> None:
         """Sends again what is due, unless this process did a moment ago."""
-        self._pulse.beat()
         now = time.monotonic()
         if self._swept_at_s is None or now - self._swept_at_s > _SWEEP_APART_S:
             self._swept_at_s = now

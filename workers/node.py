@@ -36,7 +36,7 @@ class NodeHands:
         store: where jobs and leases are.
         fleet: ends jobs and grants them.
         ranks: of this node.
-        pulse: beaten by whatever is consumed.
+        pulse: beaten while a job goes on.
     """
 
     def __init__(self, *, name: str, session: str, store: FleetStore, fleet: Fleet, ranks: Ranks, pulse: Pulse) -> None:
@@ -45,19 +45,16 @@ class NodeHands:
 
     def canary(self, session: str) -> None:
         """Proves that this worker consumes: renews the node's heartbeat, or learns that another worker is the node."""
-        self._pulse.beat()
         if session == self._session and not self._store.beat_node(self._name, self._session):
             log.error("node %s belongs to another worker now: this one ends", self._name)
             self._pulse.evict()
 
     def schedule(self, pool: str) -> None:
         """Grants what waits in a pool."""
-        self._pulse.beat()
         self._fleet.schedule(pool)
 
     def run(self, job_id: str, token: int) -> None:
         """Runs this node's share of a job, unless the delivery is late, doubled or for an older session."""
-        self._pulse.beat()
         job = self._store.start_member(job_id, token, self._name, self._session, lease_s=LEASE_S)
         if job is None:
             log.info("job %s: delivery under token %d dropped, it is not to be started", job_id, token)

@@ -21,7 +21,7 @@ from celery.exceptions import CPendingDeprecationWarning, SecurityWarning
 from workers.payloads import TaskName
 from workers.pulse import Pulse
 from workers.tasks import Action, install_tasks
-from workers.watch import PATIENCE_S, Watch, execute_again
+from workers.watch import Watch, execute_again
 
 log = logging.getLogger("autotune.worker")
 
@@ -32,10 +32,15 @@ _QUIET = ("celery.worker.strategy", "celery.app.trace", "celery.worker.worker")
 
 
 class LazyHands:
-    """Opened by the first task in a child process: a connection must not be shared across a fork."""
+    """Opened by the first task in a child process: a connection must not be shared across a fork.
 
-    def __init__(self, open_hands: Callable[[], Any]) -> None:
-        self._open = open_hands
+    Args:
+        open_hands: opens them.
+        pulse: beaten by each task that was consumed.
+    """
+
+    def __init__(self, open_hands: Callable[[], Any], pulse: Pulse) -> None:
+        self._open, self._pulse = open_hands, pulse
 
     @cached_property
     def hands(self) -> Any:
@@ -46,6 +51,7 @@ class LazyHands:
         """A method of the hands, which are opened when it is called."""
 
         def act(*payload: object) -> None:
+            self._pulse.beat()
             getattr(self.hands, name)(*payload)
 
         return act
@@ -66,7 +72,7 @@ def run_worker(
     close: Callable[[], None],
     pulse: Pulse,
     send_canary: Callable[[], bool],
-    patience_s: float = PATIENCE_S,
+    patience_s: float,
 ) -> int:
     """Consumes until SIGTERM (ends what runs within seconds), SIGINT or eviction; returns the exit status.
 

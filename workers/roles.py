@@ -18,7 +18,6 @@ from workers.process import LazyHands, log_to_stderr, run_worker
 from workers.pulse import Pulse
 from workers.queue import CeleryQueue
 from workers.registration import NodeOptions, register
-from workers.watch import PATIENCE_S
 
 if TYPE_CHECKING:
     from autotune.settings import Settings
@@ -27,7 +26,7 @@ if TYPE_CHECKING:
 log = logging.getLogger("autotune.worker")
 
 
-def run_node(settings: Settings, options: NodeOptions, *, patience_s: float = PATIENCE_S) -> int:
+def run_node(settings: Settings, options: NodeOptions, *, patience_s: float) -> int:
     """Registers this machine as a node and serves until SIGTERM; returns the exit status.
 
     Raises:
@@ -38,7 +37,7 @@ def run_node(settings: Settings, options: NodeOptions, *, patience_s: float = PA
     log_to_stderr()
     app, queue, pulse = create_app(settings), CeleryQueue(create_app(settings)), Pulse()
     node = _register(settings, options, queue)
-    lazy = LazyHands(lambda: _node_hands(settings, options, node, pulse))
+    lazy = LazyHands(lambda: _node_hands(settings, options, node, pulse), pulse)
     status = run_worker(
         app,
         name=node.name,
@@ -79,16 +78,14 @@ def _node_hands(settings: Settings, options: NodeOptions, node: Node, pulse: Pul
     )
 
 
-def run_tuner(
-    settings: Settings, *, name: str | None = None, concurrency: int = 2, patience_s: float = PATIENCE_S
-) -> int:
+def run_tuner(settings: Settings, *, name: str | None, concurrency: int, patience_s: float) -> int:
     """Advances tunings and sweeps until SIGTERM; returns the exit status. Raises StoreError without a database."""
     log_to_stderr()
     with closing(wiring.open_store(settings.database_url)):
         pass  # one clear error now, rather than one a task
     app, queue, pulse = create_app(settings), CeleryQueue(create_app(settings)), Pulse()
     own = f"{TUNER_QUEUE}.{name or f'{socket.gethostname()}-{os.getpid()}'}"
-    lazy = LazyHands(lambda: _tuner_hands(settings, pulse))
+    lazy = LazyHands(lambda: _tuner_hands(settings), pulse)
     return run_worker(
         app,
         name=own,
@@ -106,5 +103,5 @@ def run_tuner(
     )
 
 
-def _tuner_hands(settings: Settings, pulse: Pulse) -> TunerHands:
-    return TunerHands(wiring.open_fleet(settings, wiring.open_store(settings.database_url)), pulse)
+def _tuner_hands(settings: Settings) -> TunerHands:
+    return TunerHands(wiring.open_fleet(settings, wiring.open_store(settings.database_url)))

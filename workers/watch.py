@@ -1,6 +1,8 @@
 """Watch: a worker that is up but does not consume is worth nothing, so its main process judges it and starts it anew.
 
-A consumer can stop in silence after Redis dropped its connection, and a child can hang. Neither shows from outside the
+A consumer can stop in silence after Redis dropped its connection: if that happens while it acknowledges its last task,
+kombu logs "Couldn't ack", keeps the credit of that message for ever, and with a prefetch of 1 never asks Redis for
+another, so that it does not even see that its connection is gone. Or a child hangs. Neither shows from outside the
 queue, so the worker sends canaries to its own queue and waits for their pulse. Where the broker took a canary and none
 came back for long, the main process kills its children (the kernel then kills their ranks) and executes itself again:
 the same process id, so that whatever supervises it, or nothing at all, sees no change; a new session, so
@@ -25,8 +27,7 @@ from workers.pulse import Pulse
 
 log = logging.getLogger("autotune.watch")
 
-PATIENCE_S = 60.0
-_QUIET_S = 10.0  # without a beat for this long, a canary is sent; it also keeps the node's heartbeat young
+_QUIET_S = 5.0  # without a beat for this long, a canary is sent; it also keeps the node's heartbeat young
 _LOOK_EVERY_S = 2.0
 _DEATH_S = 10.0
 
@@ -40,7 +41,7 @@ class Watch:
         patience_s: how long canaries that the broker took may be on their way.
     """
 
-    def __init__(self, pulse: Pulse, send_canary: Callable[[], bool], *, patience_s: float = PATIENCE_S) -> None:
+    def __init__(self, pulse: Pulse, send_canary: Callable[[], bool], *, patience_s: float) -> None:
         self._pulse, self._send_canary, self._patience_s = pulse, send_canary, patience_s
         self._waiting_since: float | None = None
 

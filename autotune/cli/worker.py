@@ -79,6 +79,15 @@ def worker(
     concurrency: Annotated[
         int, typer.Option("--concurrency", metavar="N", min=1, max=64, help="Processes of a tuner.")
     ] = 2,
+    patience: Annotated[
+        float,
+        typer.Option(
+            "--patience",
+            metavar="SECONDS",
+            min=1.0,
+            help="Start again when nothing came through this worker's own queue for so long.",
+        ),
+    ] = 30.0,
     db: options.Database = None,
 ) -> int:
     """Serve a fleet from this machine until SIGTERM. The broker is $AUTOTUNE_BROKER, the database $AUTOTUNE_DB.
@@ -89,7 +98,7 @@ def worker(
 
     settings = _settings(db)
     if role is WorkerRole.TUNER:
-        return run_tuner(settings, name=name, concurrency=concurrency)
+        return run_tuner(settings, name=name, concurrency=concurrency, patience_s=patience)
     chosen = _node_options(
         settings,
         name=name,
@@ -99,7 +108,7 @@ def worker(
         topology=topology,
         slots=slots,
     )
-    return run_node(settings, chosen)
+    return run_node(settings, chosen, patience_s=patience)
 
 
 def beat() -> None:

@@ -1,0 +1,109 @@
+"""Workers, servers and ranks that die, hang or are replaced: a job ends truthfully, and nothing is left."""
+
+from __future__ import annotations
+
+import signal
+
+from crew import LONG, QUICK, Crew, assert_gone, wait_for
+
+from autotune.errors import InputError
+from autotune.specs import FailureKind, Job
+
+
+def assert_retried(crew: Crew, job: Job) -> None:
+    """It was lost, and a later attempt measures. (One may be lost to a node that nobody misses yet.)"""
+    ended = crew.wait_ended(job)
+    assert ended.failure is FailureKind.LOST, ended.message
+    crew.make_whole()
+    while ended.failure is FailureKind.LOST:
+        ended = crew.wait_ended(crew.retry_of(ended))
+    assert ended.failure is None, ended.message
+
+
+def test_a_killed_child_loses_its_ranks_and_the_job_is_tried_again(crew: Crew) -> None:
+    job = crew.wait_measuring(crew.create_job(2, LONG))
+    family = crew.part["a"].family[1:]
+    crew.part["a"].children[0].kill()
+    assert_gone(family)
+    assert_retried(crew, job)
+
+
+def test_a_killed_worker_leaves_no_process(crew: Crew) -> None:
+    job = crew.wait_measuring(crew.create_job(2, LONG))
+    family = crew.part["b"].kill()
+    assert len(family) == 3  # the worker, its child and its rank
+    assert_gone(family)
+    assert_retried(crew, job)
+
+
+def test_a_worker_that_is_told_to_end_gives_its_job_up_and_is_not_blamed(crew: Crew) -> None:
+    job = crew.wait_measuring(crew.create_job(2, LONG))
+    family = crew.part["b"].family
+    assert crew.part["b"].end() == 0
+    assert_gone(family)
+    assert crew.part["b"].says("signed off")
+    assert_retried(crew, job)
+    assert all(incident.job_id != job.id for incident in crew.store.incidents())
+
+
+def test_a_stopped_rank_is_a_hang_of_its_node(crew: Crew) -> None:
+    job = crew.wait_measuring(crew.create_job(2, LONG, deadline_s=20.0))
+    (rank,) = crew.part["b"].ranks
+    rank.send_signal(signal.SIGSTOP)
+    ended = crew.wait_ended(job)
+    assert ended.failure is FailureKind.HANG
+    assert [incident.node for incident in crew.store.incidents() if incident.job_id == job.id] == ["b"]
+    assert_gone([rank])
+
+
+def test_a_hung_worker_that_was_replaced_ends_when_it_comes_back(crew: Crew) -> None:
+    old = crew.part["a"]
+    family = old.family
+    for process in family:
+        process.send_signal(signal.SIGSTOP)
+    crew.part["a"] = crew.start_node("a")
+    crew.wait_ready(crew.part["a"])
+    assert crew.wait_ended(crew.create_job(2, QUICK)).failure is None
+    session = crew.store.node("a").session
+    for process in family:
+        process.send_signal(signal.SIGCONT)
+    wait_for("the old worker ends", lambda: old.process.poll() is not None)
+    assert old.process.returncode == InputError.exit_code
+    assert old.says("another worker has registered as this node")
+    assert crew.part["a"].says("it is evicted")
+    assert crew.store.node("a").session == session
+    assert_gone(family)
+
+
+def test_a_worker_whose_child_hangs_starts_itself_again(crew: Crew) -> None:
+    worker = crew.start_tuner("--patience", "3", "--name", "impatient")
+    crew.wait_ready(worker)
+    for child in worker.children:
+        child.send_signal(signal.SIGSTOP)
+    stuck = worker.children
+    wait_for("a new start", lambda: worker.log.count(" ready.") == 2)
+    assert worker.process.poll() is None
+    assert_gone(stuck)
+    assert worker.end() == 0
+
+
+def test_a_consumer_that_stopped_in_silence_starts_itself_again(crew: Crew) -> None:
+    job = crew.wait_measuring(crew.create_job(2, LONG))
+    nodes = [crew.part[name] for name in ("a", "b")]
+    starts = [node.log.count(" ready.") for node in nodes]
+    crew.broker.stop()
+    for node in nodes:
+        wait_for("a task that cannot be acknowledged", lambda each=node: each.says("Couldn't ack"))
+    crew.broker.start()
+    assert crew.wait_ended(job).failure is None
+    for node, before in zip(nodes, starts, strict=True):
+        wait_for("a new start", lambda each=node, old=before: each.log.count(" ready.") > old)
+    assert crew.wait_ended(crew.create_job(2, QUICK)).failure is None
+
+
+def test_a_worker_outlives_a_message_that_is_not_even_json(crew: Crew) -> None:
+    worker = crew.part["a"]
+    starts = worker.log.count(" ready.")
+    crew.broker.client.lpush("node.a", "\x00 nonsense")
+    wait_for("a new start", lambda: worker.log.count(" ready.") > starts)
+    assert crew.wait_ended(crew.create_job(2, QUICK)).failure is None

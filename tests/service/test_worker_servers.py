@@ -1,0 +1,63 @@
+"""A tuning goes on while its servers, its tuner and its beat come and go, and whatever the clocks say."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from crew import LONG, QUICK, Crew, wait_for
+
+from autotune.specs import JobState, Tuning
+
+
+def jobs_ended(crew: Crew, tuning: Tuning) -> int:
+    return len(crew.store.jobs(tuning_id=tuning.id, states={JobState.ENDED}))
+
+
+def wait_for_progress(crew: Crew, tuning: Tuning) -> None:
+    """Until one more of its jobs has ended, or it has."""
+    before = jobs_ended(crew, tuning)
+    wait_for("progress", lambda: jobs_ended(crew, tuning) > before or crew.store.tuning(tuning.id).state.ended)
+
+
+def test_a_tuning_outlives_its_servers_its_tuner_and_its_beat(crew: Crew) -> None:
+    tuning = crew.submit(2)
+    wait_for_progress(crew, tuning)
+    crew.part["tuner"].kill()
+    crew.part["beat"].kill()
+    crew.make_whole()
+    wait_for_progress(crew, tuning)
+    crew.broker.stop()
+    crew.broker.start()  # as empty as after a flush
+    wait_for_progress(crew, tuning)
+    crew.postgres.restart()
+    wait_for_progress(crew, tuning)
+    crew.wait_done(tuning)
+    nodes = [crew.part[name] for name in ("a", "b")]
+    assert all(node.process.poll() is None for node in nodes)
+
+
+def test_a_probe_outlives_a_restart_of_the_database(crew: Crew) -> None:
+    job = crew.wait_measuring(crew.create_job(2, LONG))
+    crew.postgres.restart()
+    ended = crew.wait_ended(job)
+    assert (ended.failure, ended.attempt) == (None, 1)
+
+
+def test_a_broker_that_is_away_at_the_start_is_waited_for(crew: Crew) -> None:
+    crew.broker.stop()
+    tuner = crew.start_tuner()
+    wait_for("a line about it", lambda: tuner.says("Cannot connect to redis"))
+    crew.broker.start()
+    crew.wait_ready(tuner)
+    assert tuner.end() == 0
+    assert crew.wait_ended(crew.create_job(2, QUICK)).failure is None
+
+
+def test_a_node_whose_clock_is_wrong_works(crew: Crew) -> None:
+    library = next(iter(sorted(Path("/usr/lib").glob("*/faketime/libfaketimeMT.so.1"))), None)
+    assert library is not None, "install faketime (deploy/setup.sh services does)"
+    crew.part["b"].end()
+    crew.part["b"] = crew.start_node("b", "127.0.0.2", LD_PRELOAD=str(library), FAKETIME="-3h", DONT_FAKE_MONOTONIC="1")
+    crew.wait_ready(crew.part["b"])
+    assert crew.wait_ended(crew.create_job(2, QUICK)).failure is None
+    crew.part["b"].end()
