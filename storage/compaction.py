@@ -45,6 +45,7 @@ from storage.tables import CollectiveRow, ProbeRow, SampleRow, StepRow, TrialRow
 DEFAULT_AGE = timedelta(days=90)
 DEFAULT_KEPT = 20
 STEPS_AT_ONCE = 500
+KINDS_AT_ONCE = 50
 IDS_AT_ONCE = 500
 KEY = (
     CollectiveRow.cluster_key, CollectiveRow.fingerprint_key, CollectiveRow.op, CollectiveRow.group_size,
@@ -141,11 +142,13 @@ def _size(store: SqlStore) -> int:
 
 def _samples(store: SqlStore, before: datetime) -> Iterator[int]:
     """Series of step measurements to their summaries; gives the rows of each transaction."""
+    last = 0
     while True:
         with store.writing() as session:
-            ids = session.scalars(_old_steps(before).limit(STEPS_AT_ONCE)).all()
+            ids = session.scalars(_old_steps(before).where(StepRow.id > last).limit(STEPS_AT_ONCE)).all()
             if not ids:
                 return
+            last = ids[-1]
             query = select(SampleRow).where(SampleRow.step_measurement_id.in_(ids))
             series: dict[tuple[int, str], list[float]] = {}
             for row in session.scalars(query.order_by(SampleRow.number)):
@@ -181,17 +184,20 @@ def _readings(store: SqlStore, before: datetime, kept: int) -> Iterator[int]:
     """Old readings of each collective beyond the newest `kept` to one summary; gives the rows of each transaction."""
     with store.reading() as session:
         keys = session.execute(select(*KEY).group_by(*KEY).having(func.count() > kept)).all()
-    for key in keys:
-        alike = [column == value for column, value in zip(KEY, key, strict=True)]
+    for start in range(0, len(keys), KINDS_AT_ONCE):
         with store.writing() as session:
-            rows = _outdated(session, alike, before, kept)
-            if not rows:
-                continue
-            session.add(_collective_summary(key, rows))
-            for start in range(0, len(rows), IDS_AT_ONCE):
-                ids = [row.id for row in rows[start : start + IDS_AT_ONCE]]
-                session.execute(delete(CollectiveRow).where(CollectiveRow.id.in_(ids)))
-        yield len(rows)
+            gone = [_compact_kind(session, key, before, kept) for key in keys[start : start + KINDS_AT_ONCE]]
+        yield sum(gone)
+
+
+def _compact_kind(session: Session, key: Sequence[Any], before: datetime, kept: int) -> int:
+    rows = _outdated(session, [column == value for column, value in zip(KEY, key, strict=True)], before, kept)
+    if rows:
+        session.add(_collective_summary(key, rows))
+    for start in range(0, len(rows), IDS_AT_ONCE):
+        ids = [row.id for row in rows[start : start + IDS_AT_ONCE]]
+        session.execute(delete(CollectiveRow).where(CollectiveRow.id.in_(ids)))
+    return len(rows)
 
 
 def _outdated(

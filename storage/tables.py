@@ -193,7 +193,13 @@ class CollectiveRow(Base):
     """One size of a collective sweep."""
 
     __tablename__ = "collective_measurements"
-    __table_args__ = (Index(None, "cluster_key", "fingerprint_key"), Index(None, "probe_run_id"))
+    __table_args__ = (
+        Index(
+            "ix_collective_measurements_kind",
+            "cluster_key", "fingerprint_key", "op", "group_size", "stride", "size_bytes",
+        ),
+        Index(None, "probe_run_id"),
+    )  # fmt: skip
 
     id: Mapped[RowId]
     probe_run_id: Mapped[Key] = mapped_column(ForeignKey("probe_runs.id"))

@@ -13,7 +13,7 @@ from autotune.imports.logs import GIB, LogFile, Step, TrainingLog
 _CONFIG = re.compile(r"\[config\.py:\d+:print(?:_user_config)?\]\s+([a-z][a-z0-9_]*) \.* *(.*?)\s*$")
 _STEP = re.compile(r"/global_step=(\d+), RunningAvgSamplesPerSec=\S+, CurrSamplesPerSec=([^\s,]+)")
 _PEAK = re.compile(r"MaxMemAllocated=([\d.eE+-]+)GB")
-_PIPELINE = re.compile(r"\bsteps: (\d+) loss: \S+ iter time \(s\): (\S+)")
+_PIPELINE = re.compile(r"\bsteps: (\d+) loss: .*?\biter time \(s\): (\S+)")
 
 _COUNTS = {
     "train_batch_size": "global_batch",

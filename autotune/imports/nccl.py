@@ -24,7 +24,7 @@ _NAMES = {
     "alltoall": CollectiveOp.ALL_TO_ALL,
     "sendrecv": CollectiveOp.SEND_RECV,
 }
-_TEST = re.compile(r"\b([a-z_]+)_perf\b")
+_TEST = re.compile(r"\b([a-z_]+?)_perf(?:_mpi)?\b")
 _RANK = re.compile(r"^#\s+Rank\s+(\d+) (?:Group\s+(\d+) )?Pid\s+\d+ on\s+(\S+) device\s+\d+ \[[^]]*\] (.*?)\s*$")
 _ITERATIONS = re.compile(r"(?<!warmup )\biters: (\d+)")
 _COLUMNS = re.compile(r"^#\s+size\s+count\s+type\s+redop\s")

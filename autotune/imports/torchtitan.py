@@ -78,7 +78,10 @@ def _mesh(log: TrainingLog, line: int, names: list[str], sizes: list[int]) -> No
     mesh = dict(zip(names, sizes, strict=True))
     for name in ("tp", "pp", "cp"):
         log.state(name, mesh.get(name, 1), line)
-    shards = mesh.get("dp_shard", 1)
+    # With experts the shards' axis is cut in two, and the experts take the inner part and the context's ranks.
+    shards = mesh.get("dp_shard", 1) * mesh.get("dp_shard_mod_ep", 1) * mesh.get("dp_shard_in_ep", 1)
+    if "dp_shard_in_ep" in mesh:
+        log.state("ep", mesh["dp_shard_in_ep"] * mesh.get("cp", 1), line)
     log.state("dp", mesh.get("dp_replicate", 1) * shards, line)
     if shards == 1:
         log.state("zero_stage", 0, line)

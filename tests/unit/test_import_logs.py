@@ -119,7 +119,7 @@ def test_a_deepspeed_log_needs_the_rest_from_options() -> None:
 
 def test_deepspeeds_pipeline_prints_seconds() -> None:
     text = import_logs.deepspeed((), world_size=4, gradient_accumulation_steps=8, zero_optimization_stage=1)
-    steps = "".join(f"steps: {n} loss: 9.1 iter time (s): 2.500 samples/sec: 25.6\n" for n in range(1, 12))
+    steps = "".join(f"steps: {n} loss: 9.1 lm_loss: 9.0 iter time (s): 2.500 samples/sec: 25.6\n" for n in range(1, 12))
     (run,) = deepspeed(text + steps, plan={"tp": 1, "pp": 4, "recompute": "none"}).runs
     assert (run.plan.pp, run.plan.dp) == (4, 4)
     assert run.tokens_per_s_per_gpu == pytest.approx(64 * 4096 / 16 / 2.5)

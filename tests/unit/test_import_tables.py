@@ -32,6 +32,7 @@ def test_a_sweep_becomes_readings_of_its_layout() -> None:
     assert readings[2].busbw_bytes_per_s == pytest.approx(2**30 / 5600e-6 * 2 * 15 / 16)
     assert found.notes == []
     assert found.readings[0].where == "n.txt, line 25"
+    assert nccl(import_logs.nccl_tests().replace("_perf", "_perf_mpi")).readings[0].reading == readings[0]
 
 
 @pytest.mark.parametrize(

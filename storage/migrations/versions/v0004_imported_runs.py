@@ -26,6 +26,7 @@ def upgrade() -> None:
     _readings()
     _sample_summaries()
     _collective_summaries()
+    _collective_index()
     op.create_index(op.f("ix_probe_runs_finished_at"), "probe_runs", ["finished_at"], unique=False)
     op.create_index(op.f("ix_tuning_trials_finished_at"), "tuning_trials", ["finished_at"], unique=False)
 
@@ -122,5 +123,16 @@ def _collective_summaries() -> None:
         op.f("ix_collective_summaries_cluster_key_fingerprint_key"),
         "collective_summaries",
         ["cluster_key", "fingerprint_key"],
+        unique=False,
+    )
+
+
+def _collective_index() -> None:
+    """Readings are looked up by cluster and environment, and compacted by all that makes them alike."""
+    op.drop_index(op.f("ix_collective_measurements_cluster_key_fingerprint_key"), table_name="collective_measurements")
+    op.create_index(
+        "ix_collective_measurements_kind",
+        "collective_measurements",
+        ["cluster_key", "fingerprint_key", "op", "group_size", "stride", "size_bytes"],
         unique=False,
     )
