@@ -1,8 +1,8 @@
 """Transfer: from what was measured elsewhere to an estimate for a question that nobody measured.
 
 The search's belief does the work: the known tuning's trials are lessons, its profile gives the speeds of kernels and
-links. What nobody measured is stated in the interval: on another number of nodes the network is another one, and
-published clusters differ from size to size by NETWORK_SD.
+links. What nobody measured is stated in the interval: on another number of nodes the network is another one, of
+which published clusters show the range; and what the lessons showed but the belief does not explain may stay or go.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ from autotune.search.space import Runtime
 from autotune.search.standing import peak_memory_bytes
 from autotune.specs import ClusterSpec, Estimate, FailureKind, ModelSpec, Plan, Profile, Trial, Workload
 
-NETWORK_SD = 1.05
-"""ln of what a link between nodes reaches on one number of nodes over what it reaches on another."""
+NETWORK_SLOWER, NETWORK_FASTER = 20.0, 4.0
+"""A link between nodes may be this much slower or faster on one number of nodes than on another (90 %)."""
 
 OTHER_MODEL_SD = 0.06
 """What an estimate is off by on another model than the one that taught it."""
@@ -159,7 +159,9 @@ def carry(
     row = int(np.argmax(np.where(fits, belief.log_mean, -np.inf)))
     plan = search.table.plan(row)
     slower, faster = (0.0, 0.0) if measured_network or cluster.nodes == 1 else _network_doubt(search, belief, row)
-    own = NINETY_PERCENT * float(np.hypot(belief.log_sd[row], 0.0 if same_model else OTHER_MODEL_SD))
+    unexplained = _unexplained(search, belief, row, lessons)
+    spreads = (belief.log_sd[row], 0.0 if same_model else OTHER_MODEL_SD, unexplained)
+    own = NINETY_PERCENT * float(np.linalg.norm(spreads))
     middle = float(belief.log_mean[row])
     return Carried(
         plan=plan,
@@ -171,12 +173,22 @@ def carry(
     )
 
 
+def _unexplained(search: Search, belief: Belief, row: int, lessons: Sequence[Lesson]) -> float:
+    """By how much (ln) the lessons were off, on average, beyond what is believed of this plan for it."""
+    errors = [lesson.log_speed for lesson in lessons if lesson.log_speed is not None]
+    if not errors:
+        return 0.0
+    believed = float(belief.log_mean[row] - np.log(search.estimates.tokens_per_s_per_gpu[row]))
+    return abs(float(np.mean(errors)) - believed)
+
+
 def _network_doubt(search: Search, belief: Belief, row: int) -> tuple[float, float]:
     """By how much (ln) a step is slower or faster if links between nodes are at either end of their 90 %."""
     mean = np.array([belief.calibration[name][0] for name in PARAMETERS], dtype=np.float64)
-    shift = np.array([NINETY_PERCENT * NETWORK_SD * (name in NETWORK_TERMS) for name in PARAMETERS], dtype=np.float64)
+    network = np.array([name in NETWORK_TERMS for name in PARAMETERS], dtype=np.float64)
     rows = np.array([row], dtype=np.intp)
     at, slow, fast = (
-        float(behaviour(search.estimates, mean + change, rows).log_time[0]) for change in (0.0 * shift, shift, -shift)
+        float(behaviour(search.estimates, mean + change * network, rows).log_time[0])
+        for change in (0.0, np.log(NETWORK_SLOWER), -np.log(NETWORK_FASTER))
     )
     return slow - at, at - fast
