@@ -7,14 +7,25 @@ from storage.engine import build_engine, locate
 from storage.faults import translated
 from storage.fleet import FleetTablesStore
 from storage.imports import ImportStore
+from storage.incidents import IncidentStore
 from storage.knowledge import KnowledgeStore
 from storage.measurements import MeasurementStore
 from storage.named import NamedStore
+from storage.regression import CheckStore
 from storage.schema import bring_up_to_date, require_current
 from storage.tunings import TuningStore
 
 
-class SqlStore(NamedStore, TuningStore, MeasurementStore, ImportStore, KnowledgeStore, FleetTablesStore):
+class SqlStore(
+    NamedStore,
+    TuningStore,
+    MeasurementStore,
+    ImportStore,
+    KnowledgeStore,
+    CheckStore,
+    IncidentStore,
+    FleetTablesStore,
+):
     """Keeps everything in one database. Get one from `open_store`."""
 
 

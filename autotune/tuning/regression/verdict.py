@@ -14,18 +14,18 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from enum import StrEnum
 
 import numpy as np
 from scipy.special import stdtrit
 
-from autotune.tuning.regression.windows import Noise, Window
+from autotune.specs.regression import VerdictKind
+from autotune.tuning.regression.windows import Noise, Window, level
 
-FALSE_ALARM = 0.004
+FALSE_ALARM = 0.002
 """Probability that a check of an unchanged plan ends in `better` or `worse`, all looks together."""
 
-MISSED = 0.025
-"""Probability that a check rules out a loss of DETECTABLE that is there, a look."""
+MISSED = 0.02
+"""Probability that a look rules out a loss of DETECTABLE that is there."""
 
 SUSPICION = 0.10
 """A look that gives no change less than this probability asks for another window."""
@@ -34,22 +34,16 @@ LEAST_EFFECT = 0.01
 DETECTABLE = 0.05
 """The loss that a check is made to find."""
 
-REPEATS, MOST_WINDOWS = 5, 5
-"""Measurements of the plan in one window; windows of one check."""
+REPEATS, MOST_WINDOWS = 5, 6
+"""Measurements of the plan in one window; windows of one check at most."""
 
-
-class VerdictKind(StrEnum):
-    """What a check found of a plan's speed."""
-
-    UNCHANGED = "unchanged"
-    BETTER = "better"
-    WORSE = "worse"
-    CANNOT_TELL = "cannot_tell"
+BASELINE_WINDOWS = 4
+"""Windows of the first check. One has no power: see the table in docs/regression.md."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Verdict:
-    """The verdict, the relative change of throughput and its interval; `again` asks for a second window."""
+    """The verdict, the relative change of speed and its interval; `again` asks for another window."""
 
     kind: VerdictKind
     effect: float
@@ -65,9 +59,9 @@ def judge(baseline: Sequence[Window], now: Sequence[Window], noise: Noise) -> Ve
         now: this check's.
         noise: of such windows.
     """
-    change = float(np.mean([window.centre for window in now]) - np.mean([window.centre for window in baseline]))
+    change = level(now) - level(baseline)
     spread = float(np.sqrt(noise.variance(baseline) + noise.variance(now)))
-    half = _quantile(1.0 - FALSE_ALARM / (2.0 * (MOST_WINDOWS - 1)), noise) * spread
+    half = quantile(1.0 - FALSE_ALARM / (2.0 * (MOST_WINDOWS - 1)), noise) * spread
     kind = VerdictKind.CANNOT_TELL
     if len(now) > 1 and abs(change) > half and abs(np.expm1(change)) >= LEAST_EFFECT:
         kind = VerdictKind.WORSE if change < 0 else VerdictKind.BETTER
@@ -83,14 +77,14 @@ def judge(baseline: Sequence[Window], now: Sequence[Window], noise: Noise) -> Ve
 
 def _nothing_speaks_for_change(change: float, spread: float, noise: Noise) -> bool:
     small = abs(np.expm1(change)) < LEAST_EFFECT
-    return bool(small or abs(change) < _quantile(1.0 - SUSPICION / 2.0, noise) * spread)
+    return bool(small or abs(change) < quantile(1.0 - SUSPICION / 2.0, noise) * spread)
 
 
 def _ruled_out(change: float, spread: float, noise: Noise) -> bool:
     """Whether a loss of DETECTABLE would have shown."""
-    return bool(change - _quantile(1.0 - MISSED, noise) * spread > np.log1p(-DETECTABLE))
+    return bool(change - quantile(1.0 - MISSED, noise) * spread > np.log1p(-DETECTABLE))
 
 
-def _quantile(probability: float, noise: Noise) -> float:
-    """Student's, with as many degrees of freedom as windows taught the noise, the prior's included."""
-    return float(stdtrit(max(noise.windows, 1) + 8.0, probability))
+def quantile(probability: float, noise: Noise) -> float:
+    """Student's, with as many degrees of freedom as visits taught the noise."""
+    return float(stdtrit(noise.count + 4.0, probability))

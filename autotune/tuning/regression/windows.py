@@ -1,32 +1,32 @@
 """Windows: what was measured of a plan and its controls in one short stretch of time, and how noisy that is.
 
-Step time drifts between windows by more than within one, so the noise has two parts: from repeat to repeat inside a
-window, and from window to window. Both are learned from past windows of the same kind, robustly, and start from a
-prior that counts as PRIOR_WINDOWS windows.
+Speed drifts between windows by more than within one, and between the visits of a machine (two nights) by more than
+between the windows of one. The noise of ln speed therefore has three parts: from repeat to repeat inside a window, from
+window to window of one visit, and from visit to visit. All are learned from past windows of the same kind, robustly,
+and start from a prior that counts as PRIOR_COUNT values.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from datetime import datetime
 
 import numpy as np
 from numpy.typing import NDArray
 
 Floats = NDArray[np.float64]
 
-PRIOR_WITHIN, PRIOR_BETWEEN = 0.01, 0.008
-PRIOR_WINDOWS = 4.0
+PRIOR_WITHIN, PRIOR_BETWEEN, PRIOR_VISITS = 0.01, 0.006, 0.005
+PRIOR_COUNT = 6.0
 MAD_TO_SD = 1.4826
 """Median absolute deviation to standard deviation, for normal noise."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Window:
-    """Repeats of one quantity in one window: ln of a speed or of a time; at least one."""
+    """Repeats of one quantity in one window: ln of a speed; at least one. `visit` tells windows of one visit."""
 
-    at: datetime
+    visit: str
     logs: tuple[float, ...]
 
     @property
@@ -38,54 +38,94 @@ class Window:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Noise:
-    """Standard deviations within and between windows (of ln), and how many windows taught them."""
+    """Standard deviations (of ln) within a window, between windows of a visit and between visits.
+
+    `count` is how many visits taught the last of them, which is known worst, the prior included.
+    """
 
     within: float
     between: float
-    windows: int
+    visits: float
+    count: float
 
     def variance(self, windows: Sequence[Window]) -> float:
         """Of the mean of these windows' centres."""
-        count = len(windows)
+        total = len(windows)
+        sizes = [len(group) for group in _visits(windows)]
+        shared = sum((size / total) ** 2 for size in sizes)
         repeats = float(np.mean([1.0 / len(window.logs) for window in windows]))
-        return (self.between**2 + self.within**2 * repeats) / count
+        return self.visits**2 * shared + (self.between**2 + self.within**2 * repeats) / total
 
 
-def noise_of(series: Sequence[Sequence[Window]]) -> Noise:
+def level(windows: Sequence[Window]) -> float:
+    """The mean of the windows' centres: ln of a speed."""
+    return float(np.mean([window.centre for window in windows]))
+
+
+def noise_of(series: Iterable[Sequence[Window]]) -> Noise:
     """The noise that series of windows show; in each series nothing is believed to have changed.
 
     Args:
-        series: of one quantity each; their levels may differ.
+        series: of one quantity each, in order of time; their levels may differ.
     """
-    within, between = [], []
+    within: list[float] = []
+    between: list[float] = []
+    visits: list[float] = []
+    repeats = [1.0]
     for windows in series:
-        for window in windows:
-            if len(window.logs) >= 3:
-                within.append(_spread(window.logs))
-        centres = [window.centre for window in windows]
-        if len(centres) >= 3:
-            # Steps from window to window: a slow trend over weeks is no noise of a check.
-            between += [abs(step) / np.sqrt(2.0) for step in np.diff(centres)]
+        within += [_spread(window.logs) for window in windows if len(window.logs) >= 3]
+        repeats += [float(len(window.logs)) for window in windows]
+        groups = _visits(windows)
+        for group in groups:
+            between += _steps([window.centre for window in group])
+        visits += _steps([level(group) for group in groups])
+    inside = _pooled(within, PRIOR_WITHIN)
+    # Steps from window to window hold the noise inside windows as well, those from visit to visit both.
+    own = inside / float(np.sqrt(np.median(repeats)))
+    beside = _pooled(between, float(np.hypot(PRIOR_BETWEEN, own)))
+    outside = _pooled(visits, float(np.hypot(PRIOR_VISITS, beside)))
     return Noise(
-        within=_pooled(within, PRIOR_WITHIN, scale=1.0),
-        between=_pooled(between, PRIOR_BETWEEN, scale=MAD_TO_SD),
-        windows=len(between),
+        within=inside,
+        between=_less(beside, own, PRIOR_BETWEEN),
+        visits=_less(outside, beside, PRIOR_VISITS),
+        count=PRIOR_COUNT + len(visits),
     )
 
 
+def _visits(windows: Sequence[Window]) -> list[list[Window]]:
+    groups: dict[str, list[Window]] = {}
+    for window in windows:
+        groups.setdefault(window.visit, []).append(window)
+    return list(groups.values())
+
+
+def _steps(levels: Sequence[float]) -> list[float]:
+    """Steps from one to the next, as standard deviations: a slow trend over weeks is no noise of a check."""
+    return [abs(float(step)) / float(np.sqrt(2.0)) for step in np.diff(levels)]
+
+
+def _less(total: float, part: float, prior: float) -> float:
+    """What is left of a standard deviation without one of its parts; a quarter of the prior at least."""
+    return float(np.sqrt(max(total**2 - part**2, (prior / 4.0) ** 2)))
+
+
 def _spread(logs: Sequence[float]) -> float:
-    """The standard deviation of a few values, by their median absolute deviation where there are enough."""
-    values = np.asarray(logs, dtype=np.float64)
+    """The standard deviation of a few values; of five or more without the pull of an outlier."""
+    values = np.sort(np.asarray(logs, dtype=np.float64))
     if len(values) < 5:
         return float(np.std(values, ddof=1))
-    return float(MAD_TO_SD * np.median(np.abs(values - np.median(values))))
+    # The standard deviation without the two ends, brought back to that of normal noise (for five values 1.88).
+    return float(np.std(values[1:-1], ddof=1)) * 1.88
 
 
-def _pooled(found: Sequence[float], prior: float, *, scale: float) -> float:
-    """The root of the mean of the prior's square, as PRIOR_WINDOWS values, and the found ones' robust square."""
+def _pooled(found: Sequence[float], prior: float) -> float:
+    """The root of the mean of the prior's square, as PRIOR_COUNT values, and the found ones', outliers cut.
+
+    A value counts at most as four times the median one: a single bad night does not hide the next loss.
+    """
     if not found:
         return prior
-    middle = float(np.median(found)) * scale
-    high = float(np.sqrt(np.mean(np.minimum(np.square(found), (4.0 * max(middle, prior / 4.0)) ** 2))))
-    weight = len(found)
-    return float(np.sqrt((PRIOR_WINDOWS * prior**2 + weight * max(middle, high) ** 2) / (PRIOR_WINDOWS + weight)))
+    values = np.asarray(found, dtype=np.float64)
+    limit = 4.0 * max(MAD_TO_SD * float(np.median(values)), prior / 4.0)
+    squares = float(np.sum(np.minimum(values, limit) ** 2))
+    return float(np.sqrt((PRIOR_COUNT * prior**2 + squares) / (PRIOR_COUNT + len(values))))

@@ -1,0 +1,201 @@
+"""Attribution: whose fault a loss is. Pure. "Cannot tell" is an answer; a wrong name is none.
+
+The loss, as ln of the step's time, is held against what could explain it:
+
+1. memory: the worst rank has next to nothing left now, and had before;
+2. one rank, or all ranks of one node: it computes longer than it did, by more than the others do, and by at least
+   half of the loss (regression.ranks);
+3. a control that is slower (a link inside nodes or across them, the kernels): what the step can lose by that lies
+   between two bounds from the baseline's trace. For kernels both are T_calc's share times the slowdown; for links the
+   lower one takes the exposed communication, the upper one all of it. It explains the loss if the upper bound reaches
+   half of it;
+4. software: the environment is another one than the baseline's, and no control says that it is the hardware;
+5. the plan itself: the environment is the same, every control was measured, and all of them together cannot explain
+   half of the loss even at the far ends of their intervals.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from statistics import median
+
+import numpy as np
+
+from autotune.specs import BestEntry
+from autotune.specs.regression import Attribution, CauseKind, CheckRole, CheckWindow, ControlChange, StepTrace
+from autotune.tuning.knowledge.currency import Change
+from autotune.tuning.regression.memory import memory_cause
+from autotune.tuning.regression.protocol import controls
+from autotune.tuning.regression.ranks import slow_ranks
+from autotune.tuning.regression.verdict import quantile
+from autotune.tuning.regression.windows import Noise, Window, level
+
+CONTROL_ERROR = 0.01
+"""Probability that a control that did not change is taken for a slower one, one look."""
+
+LEAST_SLOWDOWN = 0.02
+ENOUGH = 0.5
+"""The share of a loss that a cause must be able to explain."""
+
+KINDS = {
+    CheckRole.LINK_INSIDE: CauseKind.LINK_INSIDE,
+    CheckRole.LINK_ACROSS: CauseKind.LINK_ACROSS,
+    CheckRole.KERNELS: CauseKind.KERNELS,
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Evidence:
+    """All that an attribution depends on.
+
+    Args:
+        entry: what was checked.
+        loss: ln of the step's time now over the baseline's; above zero.
+        baseline: its windows.
+        now: the check's.
+        roles: windows of each control: of the baseline and of now.
+        noises: of each control.
+        changed: what of the environment is another one than the baseline's.
+    """
+
+    entry: BestEntry
+    loss: float
+    baseline: Sequence[CheckWindow]
+    now: Sequence[CheckWindow]
+    roles: dict[CheckRole, tuple[Sequence[Window], Sequence[Window]]]
+    noises: dict[CheckRole, Noise]
+    changed: Sequence[Change] = ()
+
+
+def attribute(evidence: Evidence) -> Attribution:
+    """The cause of a loss, with how every control changed."""
+    trace = _typical(evidence.baseline)
+    found = [_control(role, evidence, trace) for role in controls(evidence.entry)]
+    cause = (
+        memory_cause(evidence.entry, evidence.baseline, evidence.now)
+        or slow_ranks(evidence.entry, evidence.baseline, evidence.now, enough=ENOUGH * evidence.loss)
+        or _slower_control(evidence, found)
+        or _software(evidence)
+        or _plan(evidence, found)
+    )
+    changed = tuple(item.text for item in evidence.changed)
+    return cause.model_copy(update={"controls": tuple(found), "changed": changed})
+
+
+def _control(role: CheckRole, evidence: Evidence, trace: StepTrace | None) -> ControlChange:
+    before, now = evidence.roles.get(role, ((), ()))
+    if not before or not now:
+        return ControlChange(role=role, known=False)
+    noise = evidence.noises[role]
+    change = level(now) - level(before)
+    spread = float(np.sqrt(noise.variance(before) + noise.variance(now)))
+    half = quantile(1.0 - CONTROL_ERROR / 2.0, noise) * spread
+    low, high = change - half, change + half
+    return ControlChange(
+        role=role,
+        effect=float(np.expm1(change)),
+        interval=(float(np.expm1(low)), float(np.expm1(high))),
+        slower=high < 0.0 and -change >= np.log1p(LEAST_SLOWDOWN),
+        step_effect=_step_effect(role, evidence.entry, trace, mild=-high, strong=-low),
+    )
+
+
+def _step_effect(
+    role: CheckRole, entry: BestEntry, trace: StepTrace | None, *, mild: float, strong: float
+) -> tuple[float, float]:
+    """Between what bounds the step becomes slower (ln), if the control is by something between mild and strong."""
+    if trace is None or not trace.step_s:
+        return 0.0, max(strong, 0.0)
+    least = most = trace.calc_s / trace.step_s
+    if role is not CheckRole.KERNELS:
+        least, most = trace.exposed_s / trace.step_s, max(trace.comm_s, trace.exposed_s) / trace.step_s
+        inside, across = _levels(entry)
+        mine, other = (inside, across) if role is CheckRole.LINK_INSIDE else (across, inside)
+        if not mine:
+            return 0.0, 0.0
+        least = 0.0 if other else least  # which of the two levels is exposed, the trace does not tell
+    low, high = (float(np.log1p(share * np.expm1(max(by, 0.0)))) for share, by in ((least, mild), (most, strong)))
+    return low, high
+
+
+def _levels(entry: BestEntry) -> tuple[bool, bool]:
+    """Whether ranks of one group talk inside nodes, and across them (tp innermost, pp outermost)."""
+    size, stride = entry.cluster.gpus_per_node, 1
+    inside = across = False
+    for axis in ("tp", "cp", "dp", "pp"):
+        degree = int(getattr(entry.plan, axis))
+        inside |= degree > 1 and stride < size
+        across |= degree > 1 and stride * degree > size
+        stride *= degree
+    return inside, across
+
+
+def _typical(windows: Sequence[CheckWindow]) -> StepTrace | None:
+    """Medians over windows."""
+    traces = [window.trace for window in windows if window.trace is not None]
+    if not traces:
+        return None
+    return StepTrace(
+        step_s=median(item.step_s for item in traces),
+        calc_s=median(item.calc_s for item in traces),
+        comm_s=median(item.comm_s for item in traces),
+        exposed_s=median(item.exposed_s for item in traces),
+    )
+
+
+def _slower_control(evidence: Evidence, found: Sequence[ControlChange]) -> Attribution | None:
+    able = [item for item in found if item.slower and item.step_effect[1] >= ENOUGH * evidence.loss]
+    if not able:
+        return None
+    worst = max(able, key=lambda item: item.step_effect[0] + item.step_effect[1])
+    rivals = [item for item in able if item is not worst and item.step_effect[1] >= 0.5 * worst.step_effect[1]]
+    if rivals:
+        names = " and ".join(subject_of(evidence.entry, item.role) for item in (worst, *rivals))
+        text = f"{names} are slower, and either may explain the loss"
+        return Attribution(kind=CauseKind.CANNOT_TELL, text=text)
+    subject = subject_of(evidence.entry, worst.role)
+    text = f"{subject} is at {1.0 + worst.effect:.0%} of its speed at the baseline"
+    if evidence.changed:
+        names = "; ".join(item.text for item in evidence.changed)
+        text += f", since the environment changed ({names}): the software may be why"
+        return Attribution(kind=CauseKind.SOFTWARE, subject=_names(evidence.changed), text=text)
+    return Attribution(kind=KINDS[worst.role], subject=subject, text=text)
+
+
+def subject_of(entry: BestEntry, role: CheckRole) -> str:
+    """What a control measures, by the name that it has in the cluster."""
+    cluster = entry.cluster
+    if role is CheckRole.LINK_ACROSS:
+        return f"link {cluster.inter.name if cluster.inter else ''} across nodes of {cluster.name}"
+    if role is CheckRole.LINK_INSIDE:
+        return f"link {cluster.intra.name} inside nodes of {cluster.name}"
+    return f"computing on {cluster.device.name} in {cluster.name}"
+
+
+def _software(evidence: Evidence) -> Attribution | None:
+    if not evidence.changed:
+        return None
+    names = "; ".join(item.text for item in evidence.changed)
+    text = f"the environment changed since the baseline ({names}), and no control is slower"
+    return Attribution(kind=CauseKind.SOFTWARE, subject=_names(evidence.changed), text=text)
+
+
+def _names(changed: Sequence[Change]) -> str:
+    return ", ".join(item.name for item in changed)
+
+
+def _plan(evidence: Evidence, found: Sequence[ControlChange]) -> Attribution:
+    unknown = [subject_of(evidence.entry, item.role) for item in found if not item.known]
+    most = sum(item.step_effect[1] for item in found)
+    if not unknown and most < ENOUGH * evidence.loss:
+        text = (
+            "the links and the kernels are as fast as they were and the environment is the same: "
+            "the plan's own step is slower (the step's code, or data)"
+        )
+        return Attribution(kind=CauseKind.PLAN, subject=evidence.entry.plan.key, text=text)
+    if unknown:
+        text = f"not measured beside the baseline: {', '.join(unknown)}"
+    else:
+        text = f"the controls' noise leaves room for {np.expm1(most):.1%} of a loss of {np.expm1(evidence.loss):.1%}"
+    return Attribution(kind=CauseKind.CANNOT_TELL, text=text)
