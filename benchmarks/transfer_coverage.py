@@ -1,8 +1,8 @@
 """How often does the interval of an answer carried over from another GPU count hold what was measured there?
 
 For each group of published runs, and each other group of the same model and sequence length on another number of
-GPUs, the known group's runs and collective readings are all that is known; the asked group's are only used to judge. The
-answer's plan is chosen among the asked group's plans. Prints coverage by source, and by how far apart the sizes are.
+GPUs, the known group's runs and collective readings are all that is known; the asked group's are only used to judge.
+The answer's plan is chosen among the asked group's plans. Prints coverage by source, and by how far apart sizes are.
 
     python benchmarks/transfer_coverage.py ../shared/data/runs.csv
 """
