@@ -5,8 +5,9 @@ from __future__ import annotations
 import argparse
 import sys
 
-from deploy.box.network import BoxError, numbers, require_root
+from deploy.box.network import numbers
 from deploy.box.removal import remove
+from deploy.box.system import BoxError, require_root
 from deploy.box.watch import watch
 
 

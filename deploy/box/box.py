@@ -12,7 +12,7 @@ import yaml
 
 from deploy.box.network import Network, make_network
 from deploy.box.processes import Processes
-from deploy.box.removal import folder_of
+from deploy.box.removal import fresh_folder
 from deploy.box.servers import start_postgres, start_redis
 from deploy.box.services import Services
 from deploy.box.watch import Watch
@@ -38,10 +38,9 @@ class Box:
     def __init__(self, *, nodes: int = 2, ranks: int = 4, rate_mbit: float = 400.0, memory_mib: int = 768) -> None:
         self.network: Network = make_network(nodes, rate_mbit)
         self._watch = Watch(self.network.number)
-        self.folder = folder_of(self.network.number)
+        self.folder = fresh_folder(self.network.number)
         self.processes = Processes(self.folder / "logs")
         try:
-            self.processes.log_dir.mkdir(parents=True)
             self.database_url = start_postgres(self.processes, self.network, self.folder / "postgres").url
             self.broker_url = start_redis(self.processes, self.network, self.folder).url
             self.cluster_file = self.folder / "cluster.yaml"

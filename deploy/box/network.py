@@ -8,14 +8,12 @@ from __future__ import annotations
 
 import ipaddress
 import json
-import os
-import shutil
 import signal
-import subprocess
 import time
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+
+from deploy.box.system import BoxError, command, require_root, send_signal
 
 PREFIX = "atbox"
 SUBNETS = "10.231.{number}.0/24"
@@ -24,13 +22,8 @@ MOST_NODES = 200
 NODE_DEVICE = "eth0"
 BRIDGE = "bridge"
 _FIRST_NODE, _HOST = 10, 254
-_PATH = f"{os.environ.get('PATH', os.defpath)}:/usr/sbin:/sbin"
 # What a token bucket may send at once, and how long a packet may wait for it before it is dropped.
 _BURST, _LATENCY = "128kb", "50ms"
-
-
-class BoxError(Exception):
-    """A box that cannot be made or used: says what failed, and what is needed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,15 +96,6 @@ def make_network(nodes: int, rate_mbit: float) -> Network:
         remove_network(network.number)
         raise
     return network
-
-
-def require_root() -> None:
-    """Raises BoxError where namespaces cannot be made."""
-    if os.geteuid() != 0:
-        raise BoxError("network namespaces need root: run it with sudo")
-    missing = [name for name in ("ip", "tc") if shutil.which(name, path=_PATH) is None]
-    if missing:
-        raise BoxError(f"{' and '.join(missing)} not found; they are in the package iproute2")
 
 
 def _take_number(nodes: int) -> Network:
@@ -205,35 +189,3 @@ def kill_processes(number: int, *, within_s: float = 10.0) -> None:
         if time.monotonic() > ends:
             raise BoxError(f"box {number}: processes {left} do not end")
         time.sleep(0.02)
-
-
-def send_signal(pid: int, number: signal.Signals) -> bool:
-    """Sends a signal; False if the process is gone."""
-    try:
-        os.kill(pid, number)
-    except ProcessLookupError:
-        return False
-    return True
-
-
-def command(*words: str) -> str:
-    """Runs a command and returns what it prints. Raises BoxError with what it complains about."""
-    done = run(words)
-    if done.returncode:
-        raise BoxError(f"{' '.join(words)}: {done.stderr.strip() or f'exit status {done.returncode}'}")
-    return done.stdout
-
-
-def run(words: Sequence[str]) -> subprocess.CompletedProcess[str]:
-    """Runs a command with the folders of system tools on its PATH."""
-    environment = {**os.environ, "PATH": _PATH}
-    program = shutil.which(words[0], path=_PATH) or words[0]
-    return subprocess.run(
-        [program, *words[1:]],
-        env=environment,
-        stdin=subprocess.DEVNULL,
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
-    )

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import shutil
 import signal
 import subprocess
 import time
@@ -11,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from deploy.box.network import BoxError
+from deploy.box.system import BoxError, program
 
 _TAIL_LINES = 25
 
@@ -30,7 +29,7 @@ class Command:
         change = (
             [] if self.user is None else ["setpriv", f"--reuid={self.user}", f"--regid={self.user}", "--init-groups"]
         )
-        return [_program("ip"), "netns", "exec", self.namespace, *change, *self.words]
+        return [program("ip") or "ip", "netns", "exec", self.namespace, *change, *self.words]
 
 
 class Processes:
@@ -127,7 +126,3 @@ def run_once(command: Command) -> str:
 
 def _words(words: Sequence[str]) -> str:
     return " ".join([Path(words[0]).name, *words[1:]])
-
-
-def _program(name: str) -> str:
-    return shutil.which(name, path=f"{os.environ.get('PATH', os.defpath)}:/usr/sbin:/sbin") or name

@@ -16,6 +16,15 @@ def folder_of(number: int) -> Path:
     return FOLDERS / str(number)
 
 
+def fresh_folder(number: int) -> Path:
+    """Makes it, with a folder of logs. One that a box before the last start of this machine left is removed."""
+    folder = folder_of(number)
+    if folder.exists():
+        shutil.rmtree(folder)
+    (folder / "logs").mkdir(parents=True)
+    return folder
+
+
 def remove(number: int) -> None:
     """Ends every process in the box, then removes its folder and network. Safe to repeat."""
     quit_postgres(number, folder_of(number) / "postgres")

@@ -11,8 +11,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from deploy.box.network import BoxError, Network, process_ids, send_signal
+from deploy.box.network import Network, process_ids
 from deploy.box.processes import Command, Processes, run_once
+from deploy.box.system import BoxError, send_signal
 
 READY_S = 60.0
 _DATABASE = "autotune"

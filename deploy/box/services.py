@@ -11,8 +11,9 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from deploy.box.network import NODE_DEVICE, BoxError, Network
+from deploy.box.network import NODE_DEVICE, Network
 from deploy.box.processes import Command, Processes, run_once
+from deploy.box.system import BoxError
 
 API_PORT = 8765
 KEY_NAME = "box"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import signal
 import subprocess
 import sys
@@ -19,7 +20,7 @@ from redis.retry import Retry
 
 from deploy.box.network import Network, make_network, namespaces_of, numbers, process_ids
 from deploy.box.processes import Command, Processes, run_once
-from deploy.box.removal import folder_of, remove
+from deploy.box.removal import folder_of, fresh_folder, remove
 from deploy.box.servers import Server, start_postgres, start_redis
 from deploy.box.watch import ROOT, Watch
 
@@ -39,8 +40,7 @@ class Ground:
 def ground(nodes: int = 2) -> Iterator[Ground]:
     network = make_network(nodes, RATE_MBIT)
     watch = Watch(network.number)
-    processes = Processes(folder_of(network.number) / "logs")
-    processes.log_dir.mkdir(parents=True)
+    processes = Processes(fresh_folder(network.number) / "logs")
     try:
         yield Ground(network, processes)
     finally:
@@ -177,6 +177,15 @@ def test_a_redis_that_restarts_is_empty(box: Ground, redis_server: Server) -> No
         assert client.get("key") is None
 
 
+def test_a_folder_that_was_left_is_not_taken_over() -> None:
+    number = 250
+    (fresh_folder(number) / "logs" / "old.log").touch()
+    try:
+        assert list(fresh_folder(number).rglob("*.log")) == []
+    finally:
+        shutil.rmtree(folder_of(number))
+
+
 def test_boxes_live_side_by_side(box: Ground) -> None:
     with ground(nodes=1) as other:
         assert other.network.number != box.network.number
@@ -189,13 +198,12 @@ MAKER = """
 import sys, time
 from deploy.box.network import make_network
 from deploy.box.processes import Command, Processes
-from deploy.box.removal import folder_of
+from deploy.box.removal import folder_of, fresh_folder
 from deploy.box.servers import start_postgres
 from deploy.box.watch import Watch
 network = make_network(1, 100.0)
 watch = Watch(network.number) if sys.argv[1] == "watched" else None
-processes = Processes(folder_of(network.number) / "logs")
-processes.log_dir.mkdir(parents=True)
+processes = Processes(fresh_folder(network.number) / "logs")
 start_postgres(processes, network, folder_of(network.number) / "postgres")
 processes.start("sleeper", Command(namespace=network.namespace("node0"), words=("sleep", "600")))
 print(network.number, watch.pid if watch else 0, flush=True)
