@@ -206,8 +206,7 @@ def test_when_every_trial_takes_its_nodes_along_the_tuning_fails_and_says_so(
     world.cluster = pool_cluster(nodes=2, gpus_per_node=1)
     world.join("a", "b")
     world.fault = lambda job, node: FailureKind.LOST if job.purpose is JobPurpose.TRIAL else None
-    space = Space(**{**SPACE.model_dump(), "micro_batch": None})
-    tuning_id = world.submit(2, space=space)
+    tuning_id = world.submit(2)
     world.settle()
     tuning = world.store.tuning(tuning_id)
     assert tuning.state is TuningState.FAILED
