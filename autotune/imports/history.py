@@ -62,8 +62,6 @@ def _imported(run: Run, model: ModelSpec | None) -> ImportedRun:
         workload=run.workload,
         plan=run.plan,
         tokens_per_s_per_gpu=speed,
-        interval_tokens_per_s_per_gpu=None if speed is None else (speed, speed),
-        steps=0 if speed is None else 1,
         peak_reserved_bytes=round(run.reserved_bytes) if run.reserved_bytes else None,
         peak_allocated_bytes=round(run.allocated_bytes) if run.allocated_bytes else None,
         failure=None if speed is not None else Failure(kind=kind, message=f"status {run.status.value}"),

@@ -36,7 +36,8 @@ class ImportedRun(Spec):
 
     `where` is the file and line. `framework` names whose habits an estimate of it assumes (cost.framework). `group` is
     the file's own name of what may be compared with it, where it has one. `interval_tokens_per_s_per_gpu` is that of
-    the median step (95 %), `steps` the timed lines behind it. A peak of None is not known.
+    the median step (95 %), None where single steps are not known; `steps` are the timed lines behind it. A peak of None
+    is not known.
     """
 
     where: str
@@ -57,8 +58,8 @@ class ImportedRun(Spec):
     def _check(self) -> Self:
         if (self.tokens_per_s_per_gpu is None) == (self.failure is None):
             raise mismatch("failure", None, "a run has either a speed or a failure")
-        if (self.tokens_per_s_per_gpu is None) != (self.interval_tokens_per_s_per_gpu is None):
-            raise mismatch("interval_tokens_per_s_per_gpu", None, "a speed has an interval")
+        if self.tokens_per_s_per_gpu is None and self.interval_tokens_per_s_per_gpu is not None:
+            raise mismatch("interval_tokens_per_s_per_gpu", None, "only a speed has an interval")
         return self
 
 

@@ -181,9 +181,9 @@ class Deliberation:
         profile = self._store.profile(tuning.cluster.key, self.fingerprint_key)
         lessons: Sequence[Lesson] = earlier_lessons(self._store, tuning)
         if tuning.history:
-            profile = with_links(profile, tuning.cluster, self._imported_readings(tuning.cluster))
-            imported = lessons_from(self._imported_runs(), tuning.cluster, self._imported_readings)
+            imported = lessons_from(self._imported_runs(), tuning.cluster, self._imported_readings, profile)
             lessons = merged([*lessons, *imported])
+            profile = with_links(profile, tuning.cluster, self._imported_readings(tuning.cluster))
         search = Search(
             tuning.model, tuning.cluster, tuning.workload, plans=self._table, profile=profile, lessons=lessons
         )

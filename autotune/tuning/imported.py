@@ -14,6 +14,7 @@ from autotune.cost.calibrate import fit_links, fit_profile
 from autotune.cost.estimate import estimate_table
 from autotune.cost.framework import FRAMEWORKS, TORCH, Framework
 from autotune.cost.table import PlanTable
+from autotune.errors import MissingMeasurementError
 from autotune.search.belief import Lesson
 from autotune.search.lessons import Shown, lessons_of, merged
 from autotune.specs import (
@@ -57,22 +58,27 @@ def trials_of(runs: Iterable[ImportedRun]) -> list[Trial]:
     return [_trial(number, run) for number, run in enumerate(told)]
 
 
-def lessons_from(runs: Iterable[ImportedRun], cluster: ClusterSpec, readings: Readings) -> list[Lesson]:
+def lessons_from(
+    runs: Iterable[ImportedRun], cluster: ClusterSpec, readings: Readings, profile: Profile | None = None
+) -> list[Lesson]:
     """What runs on such a cluster showed of the estimate's errors: one lesson a plan.
 
     Args:
-        runs: of any model, size and workload; those on other devices or links are left out.
+        runs: of any model, size and workload; those on other devices or links are left out, and so are those that no
+            estimate is possible for.
         cluster: the one that is asked about.
         readings: calibrate the estimates of the runs, as a tuning's own probes calibrate its.
-
-    Raises:
-        MissingMeasurementError: a cluster of the runs has neither catalog figures nor readings.
+        profile: of the cluster: what it says of the devices holds for the runs', too.
     """
     groups: dict[tuple[str, ...], list[ImportedRun]] = {}
     for run in runs:
         if alike(run.cluster, cluster):
             groups.setdefault((*_request(run), run.framework), []).append(run)
-    return merged(lesson for group in groups.values() for lesson in _lessons(group, readings(group[0].cluster)))
+    return merged(
+        lesson
+        for group in groups.values()
+        for lesson in _lessons(group, _calibration(group[0].cluster, cluster, readings, profile))
+    )
 
 
 def fastest_plans(runs: Iterable[ImportedRun], limit: int) -> list[Plan]:
@@ -102,16 +108,27 @@ def _request(run: ImportedRun) -> tuple[str, str, str]:
     return run.model.key, run.cluster.key, run.workload.key
 
 
-def _lessons(group: Sequence[ImportedRun], readings: Sequence[CollectiveReading]) -> list[Lesson]:
+def _calibration(
+    cluster: ClusterSpec, asked: ClusterSpec, readings: Readings, profile: Profile | None
+) -> Profile | None:
+    """The profile for runs on a cluster: the asked one's, without its links where the layouts are others."""
+    if profile is not None and cluster.key != asked.key:
+        profile = profile.model_copy(update={"cluster_key": cluster.key, "links": ()})
+    return with_links(profile, cluster, readings(cluster))
+
+
+def _lessons(group: Sequence[ImportedRun], profile: Profile | None) -> list[Lesson]:
     first = group[0]
-    profile = with_links(None, first.cluster, readings)
     by_plan: dict[Plan, list[ImportedRun]] = {}
     for run in group:
         by_plan.setdefault(run.plan, []).append(run)
     plans = list(by_plan)
     framework = FRAMEWORKS.get(first.framework, TORCH)
     table = PlanTable.of(plans)
-    estimates = estimate_table(first.model, first.cluster, first.workload, table, profile, framework)
+    try:
+        estimates = estimate_table(first.model, first.cluster, first.workload, table, profile, framework)
+    except MissingMeasurementError:
+        return []  # an error of the estimate shows only where there is one
     return lessons_of(plans, estimates, [_shown(by_plan[plan]) for plan in plans])
 
 

@@ -100,7 +100,7 @@ def rank_with_history(
     same = same_request(runs, model, cluster, workload)
     others = [run for run in runs if run not in same]
     framework = framework_of(same or [run for run in others if alike(run.cluster, cluster)])
-    lessons = lessons_from(others, cluster, readings)
+    lessons = lessons_from(others, cluster, readings, profile)
     found = readings(cluster)
     search = Search(
         model, cluster, workload, plans=table, profile=with_links(profile, cluster, found), history=trials_of(same),

@@ -16,9 +16,11 @@ from autotune.specs import (
     ClusterSpec,
     CollectiveOp,
     CollectiveReading,
+    ComputeFit,
     Failure,
     FailureKind,
     Plan,
+    Profile,
     Tuning,
     TuningState,
     Workload,
@@ -123,6 +125,20 @@ def test_lessons_are_of_the_same_hardware_and_one_a_plan() -> None:
     lessons = lessons_from(runs, CLUSTER, lambda _cluster: ())
     assert {lesson.plan for lesson in lessons} == {FAST, larger.plan}
     assert all(lesson.log_speed is not None and lesson.log_speed < 0 for lesson in lessons)
+
+
+def test_runs_on_an_unknown_device_teach_once_it_was_measured() -> None:
+    device = CLUSTER.device.model_copy(update={"name": "card", "peak_flops_per_s": {}})
+    unknown = CLUSTER.model_copy(update={"device": device})
+    runs = [run(FAST, 10_000.0, cluster=unknown)]
+    assert lessons_from(runs, unknown, lambda _cluster: ()) == []
+    compute = ComputeFit(flops_per_s=4e14, launch_s=4e-6, bytes_per_s=2e12, relative_error=0.0, readings=9)
+    profile = Profile(cluster_key=unknown.key, fingerprint_key="", compute=compute)
+    (lesson,) = lessons_from(runs, unknown, lambda _cluster: (), profile)
+    assert lesson.plan == FAST
+    larger = unknown.model_copy(update={"nodes": 2, "inter": cluster_from_shorthand("h100-80gb-sxm:2x8").inter})
+    of_larger = profile.model_copy(update={"cluster_key": larger.key})
+    assert len(lessons_from(runs, larger, lambda _cluster: (), of_larger)) == 1
 
 
 def test_runs_as_trials_and_plans() -> None:
