@@ -35,14 +35,14 @@ class TokenBytes:
     gradients: float
 
 
-def layer_token_bytes(model: ModelSpec, workload: Workload, *, moe: bool) -> TokenBytes:
-    """What one layer keeps of a token, by how it is divided."""
+def layer_token_bytes(model: ModelSpec, workload: Workload, *, moe: bool, load: float = 1.0) -> TokenBytes:
+    """What one layer keeps of a token, by how it is divided; `load` is the rank's routed tokens over the mean."""
     size, h = stored_bytes(workload.dtype), model.hidden
     whole = 4.0 * h + _latent_width(model)  # the inputs of two norms, of the projections and of the MLP
     if moe:  # the sorted copies that go to the experts and what they give back, and fp32 scores
-        whole += 2.0 * model.top_k * h + 8.0 * model.experts / size
+        whole += 2.0 * load * model.top_k * h + 8.0 * model.experts / size
     core = 4.0 * model.heads
-    width = (model.top_k + model.shared_experts) * model.expert_ffn if moe else model.ffn
+    width = (load * model.top_k + model.shared_experts) * model.expert_ffn if moe else model.ffn
     # An MLP keeps its activation's input and output; a gated one also the second factor and the product.
     sharded = _attention_width(model) + (4.0 if model.gated else 2.0) * width
     return TokenBytes(

@@ -12,7 +12,14 @@ from autotune.cost.table import FloatColumn
 from autotune.specs import ModelSpec
 
 EXPERT_LOAD_FACTOR = 1.1
-"""Assumption: the hottest expert has 10 % more tokens than the mean (capacity factors are 1.0-1.25)."""
+"""Assumption: the hottest rank of an expert-parallel group has 10 % more tokens than the mean."""
+
+
+def expert_load(model: ModelSpec, ep: FloatColumn) -> FloatColumn:
+    """Tokens of the hottest rank over the mean; a capacity bounds it, and a rank with all experts has no more."""
+    most = min(EXPERT_LOAD_FACTOR, model.expert_capacity) if model.expert_capacity else EXPERT_LOAD_FACTOR
+    load: FloatColumn = np.where(ep > 1, most, 1.0)
+    return load
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -81,7 +88,7 @@ def product_flops(
         m, times = tokens, np.full(len(tp), item.count)
         if item.routed:
             m = np.maximum(tokens * model.top_k * ep / model.experts, 1.0)
-            times = EXPERT_LOAD_FACTOR * tokens * model.top_k / m
+            times = expert_load(model, ep) * tokens * model.top_k / m
         once = times * 2.0 * m * n * k
         forward += once * gemm.padding(m, n, k)
         backward += once * (gemm.padding(m, k, n) + gemm.padding(k, n, m))

@@ -10,6 +10,7 @@ import numpy as np
 from autotune.cost.activations import kept_bytes, layer_token_bytes
 from autotune.cost.framework import TORCH, Framework
 from autotune.cost.layouts import Layouts
+from autotune.cost.matmuls import expert_load
 from autotune.cost.parameters import embedding_parameters, head_parameters, layer_parameters
 from autotune.cost.pipeline import StageSlots, in_flight
 from autotune.cost.rows import Rows
@@ -91,6 +92,8 @@ class MemoryModel:
         self.parameters = stage_parameters(model, layouts, slots)
         self._dense = layer_token_bytes(model, workload, moe=False)
         self._moe = layer_token_bytes(model, workload, moe=True) if model.experts else None
+        hot = float(expert_load(model, np.array([2.0]))[0])
+        self._hot = layer_token_bytes(model, workload, moe=True, load=hot) if model.experts else None
         self._shards = layouts.shards
         self._expert_shards = self._shards / layouts.ep
         copied = framework.gathered_copy and workload.dtype is DType.FP32
@@ -99,8 +102,10 @@ class MemoryModel:
     def peak(self, rows: Rows) -> tuple[dict[str, FloatColumn], FloatColumn]:
         """(bytes by part on the worst stage, that stage's index)."""
         kinds = [kept_bytes(self._dense, rows)]
-        if self._moe is not None:
-            kinds.append(kept_bytes(self._moe, rows))
+        if self._moe is not None and self._hot is not None:
+            shared = self._layouts.ep[rows.layout] > 1
+            even, hot = kept_bytes(self._moe, rows), kept_bytes(self._hot, rows)
+            kinds.append((np.where(shared, hot[0], even[0]), np.where(shared, hot[1], even[1])))
         best = self._stage(0, rows, kinds)
         for slot in range(1, len(self._slots)):
             best = _larger(best, self._stage(slot, rows, kinds))

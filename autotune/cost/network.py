@@ -116,6 +116,16 @@ class Network:
         costs = np.array([self.cost(op, int(code) // base, int(code) % base) for code in codes]).reshape(-1, 2)
         return costs[inverse, 0], costs[inverse, 1]
 
+    def dispatched_s_per_byte(self, sizes: FloatColumn, strides: FloatColumn, few: float) -> FloatColumn:
+        """Seconds a byte of an all-to-all of which only the share `few` of what crosses nodes is sent; what a node gets
+        is handed on inside it."""
+        rates = []
+        for size, stride in zip(sizes.astype(np.int64).tolist(), strides.astype(np.int64).tolist(), strict=True):
+            whole, group = self.cost(CollectiveOp.ALL_TO_ALL, size, stride).s_per_byte, self._geometry(size, stride)
+            inside = (size - 1) / max(size, 1) * (self._inside_s_per_byte() or 0.0)
+            rates.append(max(whole * few, min(inside, whole)) if group.crosses_nodes else whole)
+        return np.array(rates, dtype=np.float64)
+
     def cost(self, op: CollectiveOp, size: int, stride: int) -> Cost:
         """The cost of one operation on groups of `size`, `stride` apart; nothing for a group of one.
 

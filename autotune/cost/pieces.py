@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from autotune.cost.framework import Framework
-from autotune.cost.matmuls import EXPERT_LOAD_FACTOR, layer_products, product_flops
+from autotune.cost.matmuls import expert_load, layer_products, product_flops
 from autotune.cost.network import Network
 from autotune.cost.parameters import layer_counts
 from autotune.cost.shapes import Shapes
@@ -95,6 +95,9 @@ class PieceModel:
         self._gather_scatter = (gather[0] + scatter[0], gather[1] + scatter[1])
         self._ring = network.columns(CollectiveOp.SEND_RECV, shapes.cp, shapes.tp)
         self._exchange = network.columns(CollectiveOp.ALL_TO_ALL, shapes.ep, shapes.tp)
+        if model.expert_nodes:
+            few = min(1.0, model.expert_nodes / model.top_k)
+            self._exchange = self._exchange[0], network.dispatched_s_per_byte(shapes.ep, shapes.tp, few)
 
     def all(self) -> list[Piece]:
         """A layer of each kind that the model has, the embedding and the head."""
@@ -209,5 +212,6 @@ class PieceModel:
 
     def _expert_exchange(self) -> FloatColumn:
         """One all-to-all of the routed copies of a micro-batch's hidden states; the hottest expert sets the pace."""
-        size = stored_bytes(self._workload.dtype) * self._model.hidden * self._model.top_k * EXPERT_LOAD_FACTOR
+        routed = stored_bytes(self._workload.dtype) * self._model.hidden * self._model.top_k
+        size = routed * expert_load(self._model, self._shapes.ep)
         return self._exchange[0] + self._shapes.tokens / self._shapes.spread * size * self._exchange[1]

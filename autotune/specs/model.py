@@ -20,6 +20,9 @@ CountOrZero = Annotated[int, Field(ge=0, le=MOST)]
 ByteCount = Annotated[int, Field(ge=1, le=2**63 - 1)]
 
 
+_ROUTING = ("expert_nodes", "expert_capacity")
+
+
 class Norm(StrEnum):
     """The normalisation layer. LayerNorm has a bias, RMSNorm has none."""
 
@@ -63,7 +66,9 @@ class ModelSpec(Spec):
     `ffn` is the MLP's inner width; `gated` MLPs have three matrices, others two. `tied` shares the embedding
     with the output head. With `experts` > 0 the MLP of each layer after the first `dense_layers` is a mixture
     of `experts` MLPs of width `expert_ffn`, `top_k` of them active for a token, plus `shared_experts` that are
-    always active; the first `dense_layers` keep the dense `ffn`.
+    always active; the first `dense_layers` keep the dense `ffn`. `expert_nodes` > 0: the experts of a token lie on at
+    most so many nodes, and each of these gets it once (node-limited routing, DeepSeek-V3, arXiv:2412.19437, section
+    2.1.2). `expert_capacity` > 0: an expert takes at most so many times the mean number of tokens; the rest is dropped.
     """
 
     model_config = ConfigDict(json_schema_extra=_drop_filled)
@@ -89,6 +94,8 @@ class ModelSpec(Spec):
     expert_ffn: CountOrZero = 0
     shared_experts: CountOrZero = 0
     dense_layers: CountOrZero = 0
+    expert_nodes: CountOrZero = 0
+    expert_capacity: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 0.0
     latent_attention: LatentAttention | None = None
     source: str = ""
 
@@ -113,7 +120,7 @@ class ModelSpec(Spec):
         if self.experts:
             self._check_experts()
         else:
-            for name in ("top_k", "expert_ffn", "shared_experts", "dense_layers"):
+            for name in ("top_k", "expert_ffn", "shared_experts", "dense_layers", *_ROUTING):
                 if getattr(self, name):
                     raise mismatch(name, getattr(self, name), f"{name} needs experts > 0")
         if self.position is Position.LEARNED and not self.max_positions:
@@ -132,4 +139,7 @@ class ModelSpec(Spec):
     @property
     def key(self) -> str:
         """Identifies the shape, whatever its name or source."""
-        return self.digest(without=frozenset({"name", "source"}))
+        unsaid = {
+            name for name in _ROUTING if not getattr(self, name)
+        }  # models of before these were known keep their key
+        return self.digest(without=frozenset({"name", "source", *unsaid}))
