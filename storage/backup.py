@@ -89,12 +89,8 @@ def restore(url: str, path: Path, *, overwrite: bool = False) -> Copy:
             if isinstance(error, ValueError):  # a column holds what its type cannot be
                 raise InputError("file", str(path), f"the backup holds what cannot be read ({error})") from error
             raise
+        bring_up_to_date(engine, location)  # nothing to migrate: a new SQLite file gets its write-ahead log
         engine.dispose()
-    bring = build_engine(location, read_only=False)
-    try:
-        bring_up_to_date(bring, location)  # nothing to migrate: a new SQLite file gets its write-ahead log
-    finally:
-        bring.dispose()
     return Copy(database=location.name, file=str(path), schema=HEAD, rows=rows)
 
 
