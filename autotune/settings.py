@@ -12,6 +12,11 @@ LOG_DIR_VARIABLE = "AUTOTUNE_LOG_DIR"
 BROKER_VARIABLE = "AUTOTUNE_BROKER"
 SERVER_VARIABLE = "AUTOTUNE_SERVER"
 API_KEY_VARIABLE = "AUTOTUNE_API_KEY"
+WEBHOOK_VARIABLE = "AUTOTUNE_WEBHOOK_URL"
+WEBHOOK_SECRET_VARIABLE = "AUTOTUNE_WEBHOOK_SECRET"
+SMTP_VARIABLE = "AUTOTUNE_SMTP_URL"
+ALERT_EMAIL_VARIABLE = "AUTOTUNE_ALERT_EMAIL"
+ALERT_SENDER_VARIABLE = "AUTOTUNE_ALERT_SENDER"
 DEFAULT_BROKER = "redis://127.0.0.1:6379/0"
 
 
@@ -20,7 +25,8 @@ class Settings:
     """Where things are kept, and how the parts of a fleet find each other.
 
     `database_url` is a SQLAlchemy URL; `log_dir` gets one folder a rank group; `broker_url` is Redis'. `server` is the
-    API that the command line asks instead of this machine (empty: none), `api_key` what it shows there.
+    API that the command line asks instead of this machine (empty: none), `api_key` what it shows there. Alerts of the
+    nightly regression go to `webhook_url`, signed with `webhook_secret`, and through `smtp_url` to `alert_email`.
     """
 
     database_url: str
@@ -28,6 +34,11 @@ class Settings:
     broker_url: str = DEFAULT_BROKER
     server: str = ""
     api_key: str = field(default="", repr=False)
+    webhook_url: str = field(default="", repr=False)  # some receivers put a token into it
+    webhook_secret: str = field(default="", repr=False)
+    smtp_url: str = field(default="", repr=False)
+    alert_email: str = ""
+    alert_sender: str = ""
 
 
 def read_settings(environ: Mapping[str, str] | None = None) -> Settings:
@@ -36,7 +47,9 @@ def read_settings(environ: Mapping[str, str] | None = None) -> Settings:
     AUTOTUNE_DB is the database's URL; without it a SQLite file in the user's data folder is used
     (XDG_DATA_HOME, else ~/.local/share). AUTOTUNE_LOG_DIR is the folder of the ranks' logs; without it they
     go to the user's state folder (XDG_STATE_HOME, else ~/.local/state). AUTOTUNE_BROKER is the fleet's Redis,
-    AUTOTUNE_SERVER and AUTOTUNE_API_KEY are for the command line as a client. Creates nothing.
+    AUTOTUNE_SERVER and AUTOTUNE_API_KEY are for the command line as a client. AUTOTUNE_WEBHOOK_URL,
+    AUTOTUNE_WEBHOOK_SECRET, AUTOTUNE_SMTP_URL, AUTOTUNE_ALERT_EMAIL and AUTOTUNE_ALERT_SENDER say where incidents are
+    told. Creates nothing.
     """
     environ = os.environ if environ is None else environ
     data = _folder(environ, "XDG_DATA_HOME", ".local/share")
@@ -47,6 +60,11 @@ def read_settings(environ: Mapping[str, str] | None = None) -> Settings:
         broker_url=environ.get(BROKER_VARIABLE) or DEFAULT_BROKER,
         server=environ.get(SERVER_VARIABLE) or "",
         api_key=environ.get(API_KEY_VARIABLE) or "",
+        webhook_url=environ.get(WEBHOOK_VARIABLE) or "",
+        webhook_secret=environ.get(WEBHOOK_SECRET_VARIABLE) or "",
+        smtp_url=environ.get(SMTP_VARIABLE) or "",
+        alert_email=environ.get(ALERT_EMAIL_VARIABLE) or "",
+        alert_sender=environ.get(ALERT_SENDER_VARIABLE) or "",
     )
 
 

@@ -129,7 +129,7 @@ def _tell(
 ) -> None:
     session.add_all(
         AlertRow(
-            key=f"incident-{incident.id}-{event}-{channel}",
+            key=f"{incident.check_id}-{event}-{channel}",
             incident_id=incident.id,
             event=event.value,
             channel=channel.value,

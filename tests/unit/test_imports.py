@@ -30,6 +30,7 @@ ALLOWED: dict[str, set[str]] = {
     "storage": BASE | {"tuning.ports"},
     "workers": BASE | {"settings", "tuning.ports", "wiring"},
     "client": BASE | {"settings"},
+    "alerts": BASE | {"settings", "tuning.ports"},
 }
 BELOW_THE_DOORS = set(ALLOWED)
 ALLOWED |= {
