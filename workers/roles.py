@@ -5,7 +5,8 @@ from __future__ import annotations
 import logging
 import os
 import socket
-from contextlib import closing
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
 from typing import TYPE_CHECKING
 
 from autotune import wiring
@@ -22,6 +23,7 @@ from workers.registration import NodeOptions, register
 if TYPE_CHECKING:
     from autotune.settings import Settings
     from autotune.specs import Node
+    from autotune.tuning.fleet_ports import FleetStore
 
 log = logging.getLogger("autotune.worker")
 
@@ -59,8 +61,7 @@ def run_node(settings: Settings, options: NodeOptions, *, patience_s: float) -> 
 
 
 def _register(settings: Settings, options: NodeOptions, queue: CeleryQueue) -> Node:
-    """Before the fork: with a store that is closed again."""
-    with closing(wiring.open_store(settings.database_url)) as store:
+    with _opened_before_the_fork(settings) as store:
         inventory = wiring.read_inventory(settings, options.cluster, options.slots)
         queue.clear(options.name)
         return register(store, options, inventory)
@@ -81,8 +82,8 @@ def _node_hands(settings: Settings, options: NodeOptions, node: Node, pulse: Pul
 def run_tuner(settings: Settings, *, name: str | None, concurrency: int, patience_s: float) -> int:
     """Advances tunings and sweeps until SIGTERM; returns the exit status. Raises StoreError without a database."""
     log_to_stderr()
-    with closing(wiring.open_store(settings.database_url)):
-        pass  # one clear error now, rather than one a task
+    with _opened_before_the_fork(settings):
+        pass
     app, queue, pulse = create_app(settings), CeleryQueue(create_app(settings)), Pulse()
     own = f"{TUNER_QUEUE}.{name or f'{socket.gethostname()}-{os.getpid()}'}"
     lazy = LazyHands(lambda: _tuner_hands(settings), pulse)
@@ -105,3 +106,14 @@ def run_tuner(settings: Settings, *, name: str | None, concurrency: int, patienc
 
 def _tuner_hands(settings: Settings) -> TunerHands:
     return TunerHands(wiring.open_fleet(settings, wiring.open_store(settings.database_url)))
+
+
+@contextmanager
+def _opened_before_the_fork(settings: Settings) -> Iterator[FleetStore]:
+    """The store, for the main process only.
+
+    If there is no database that is one clear error now, rather than one a task. What the tasks need is imported
+    here, once, and the children share it.
+    """
+    with closing(wiring.open_store(settings.database_url)) as store, closing(wiring.open_fleet(settings, store)):
+        yield store

@@ -40,7 +40,7 @@ from autotune.wiring import open_fleet, open_queue, open_store
 Answer = TypeVar("Answer")
 
 AMPLE_S = 120.0  # what a busy machine may need; never waited for where all is well
-PATIENCE = ("--patience", "15")
+PATIENCE = ("--patience", "20")
 RANK_MEMORY_BYTES = 512 << 20
 POOL = "box"
 MAX_TRIALS = 3
