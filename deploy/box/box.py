@@ -109,9 +109,9 @@ class Box:
         self._watch.keep()
 
     def close(self) -> None:
-        """Ends every process and removes everything."""
-        self._watch.end()
-        self.processes.reap()
+        """Ends every process and removes everything, unless the box is kept."""
+        if self._watch.end():
+            self.processes.reap()
 
     def __enter__(self) -> Self:
         return self

@@ -19,7 +19,7 @@ class Watch:
     """The maker's side."""
 
     def __init__(self, number: int) -> None:
-        self._number = number
+        self._number, self._kept = number, False
         # A session of its own: Ctrl-C in a terminal must not end it before its work is done.
         self._process = subprocess.Popen(
             [sys.executable, "-m", "deploy.box", "watch", str(number)],
@@ -33,15 +33,19 @@ class Watch:
         """Its process id."""
         return self._process.pid
 
-    def end(self) -> None:
-        """Has the box removed, and returns when it is."""
+    def end(self) -> bool:
+        """Has the box removed, and returns True when it is; False for one that is kept."""
+        if self._kept:
+            return False
         self._let_go(b"")
         if self._process.returncode:
             remove(self._number)
+        return True
 
     def keep(self) -> None:
         """Leaves the box running for good."""
         self._let_go(b"k")
+        self._kept = True
 
     def _let_go(self, last: bytes) -> None:
         assert self._process.stdin is not None

@@ -202,7 +202,10 @@ from deploy.box.removal import folder_of, fresh_folder
 from deploy.box.servers import start_postgres
 from deploy.box.watch import Watch
 network = make_network(1, 100.0)
-watch = Watch(network.number) if sys.argv[1] == "watched" else None
+watch = Watch(network.number) if sys.argv[1] != "alone" else None
+if sys.argv[1] == "kept":
+    watch.keep()
+    assert not watch.end()
 processes = Processes(fresh_folder(network.number) / "logs")
 start_postgres(processes, network, folder_of(network.number) / "postgres")
 processes.start("sleeper", Command(namespace=network.namespace("node0"), words=("sleep", "600")))
@@ -244,8 +247,9 @@ def test_a_box_whose_maker_is_killed_removes_itself() -> None:
     assert not folder_of(number).exists()
 
 
-def test_a_box_that_nobody_watches_is_removed_by_its_number() -> None:
-    number, inside = made_and_killed("alone")
+@pytest.mark.parametrize("how", ["alone", "kept"])
+def test_a_box_that_nobody_watches_is_removed_by_its_number(how: str) -> None:
+    number, inside = made_and_killed(how)
     assert namespaces_of(number) != []
     subprocess.run([sys.executable, "-m", "deploy.box", "down", str(number)], cwd=ROOT, check=True, timeout=60)
     _, alive = psutil.wait_procs(inside, timeout=20)
