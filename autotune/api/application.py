@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
 from functools import partial
 from importlib.metadata import version
 from typing import TYPE_CHECKING
 
+from anyio.to_thread import current_default_thread_limiter
 from fastapi import FastAPI
 from fastapi.routing import APIRoute
 
 from autotune.api import best, catalog, fleet, health, keys, plans, tunings
 from autotune.api.access import Gate
-from autotune.api.cache import Cache
+from autotune.api.cache import Cache, Recent
 from autotune.api.edge import Edge
 from autotune.api.metrics import Metrics
 from autotune.api.openapi import document
@@ -27,6 +29,17 @@ DEFAULT_RATE = "6000/minute"
 """Of one principal: far more than people and their scripts need, less than what one client could keep us busy with."""
 
 ANSWERS_KEPT = 2000
+TRUST_S = 1.0
+"""How old the answer to which tuning is best, and what a cluster is, may be."""
+
+THREADS = 16
+"""Handlers at a time: as many as the database's connections. More threads would only wait for each other."""
+
+
+@asynccontextmanager
+async def _few_threads(_app: FastAPI) -> AsyncIterator[None]:
+    current_default_thread_limiter().total_tokens = THREADS
+    yield
 
 
 def create_app(
@@ -56,6 +69,7 @@ def create_app(
         docs_url=None,  # their pages load scripts from elsewhere
         redoc_url=None,
         redirect_slashes=False,
+        lifespan=_few_threads,
     )
     for router in (tunings.router, best.router, plans.router, catalog.router, fleet.router, keys.router, health.router):
         app.router.routes.extend(router.routes)
@@ -69,6 +83,7 @@ def create_app(
         gate=Gate(store, open_locally=open_locally, rate=rate),
         metrics=metrics,
         answers=Cache(ANSWERS_KEPT),
+        recent=Recent(ANSWERS_KEPT, TRUST_S),
         streams=Streams(),
         broker_answers=broker_answers,
     )

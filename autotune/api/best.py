@@ -9,7 +9,7 @@ from fastapi import APIRouter, Query, Request
 
 from autotune.api.answers import BestAnswer, Json
 from autotune.api.openapi import answer, problems
-from autotune.api.parts import parts_of
+from autotune.api.parts import Parts, parts_of
 from autotune.api.requests import (
     DTypeName,
     GlobalBatch,
@@ -24,10 +24,10 @@ from autotune.api.roles import GuardedRoute
 from autotune.api.tunings import version_of
 from autotune.errors import InputError
 from autotune.export import launch_arguments, targets
-from autotune.specs import Plan, Tuning
+from autotune.specs import ClusterSpec, ModelSpec, Plan, Tuning, Workload
+from autotune.tuning.best import best_of
 from autotune.tuning.fleet_ports import FleetStore
 from autotune.tuning.report import best_answer
-from autotune.tuning.best import best_of
 
 router = APIRouter(route_class=GuardedRoute, tags=["plans"])
 
@@ -61,27 +61,34 @@ def best(
         asked = parts.store.tuning(tuning)
     elif model is not None or cluster is not None:
         given = WorkloadRequest(seq_len=seq_len, global_batch=global_batch, dtype=dtype)
-        asked = _measured(parts.store, model, cluster, nodes, given)
+        asked = _measured(parts, model, cluster, nodes, given)
     else:
-        asked = _newest(parts.store)
+        asked = parts.recent.get("newest", lambda: _newest(parts.store))
     data = parts.answers.get(("best", *version_of(asked)), lambda: _answer(parts.store, asked))
     return Json(data | {"launch": _launch(asked, data, target)})
 
 
 def _measured(
-    store: FleetStore, model: str | None, cluster: str | None, nodes: int | None, given: WorkloadRequest
+    parts: Parts, model: str | None, cluster: str | None, nodes: int | None, given: WorkloadRequest
 ) -> Tuning:
-    """The tuning with the fastest trial of what is asked for. Raises InputError."""
+    """The tuning with the fastest trial of what is asked for, as it was a second ago at most. Raises InputError."""
     if model is None or cluster is None:
         missing = "cluster" if cluster is None else "model"
         raise InputError(missing, None, "model and cluster are given together")
-    model_spec, cluster_spec = find_model(store, model), find_cluster(store, cluster, nodes)
+    model_spec, cluster_spec = find_model(parts.store, model), find_cluster(parts, cluster, nodes)
     workload = find_workload(model_spec, cluster_spec, given)
-    fastest = store.best_trials(model_spec, cluster_spec, workload, limit=1)
-    if not fastest:
+    question = model_spec, cluster_spec, workload
+    key = ("question", model_spec.key, cluster_spec.key, workload)
+    found: Tuning | None = parts.recent.get(key, lambda: _fastest(parts.store, *question))
+    if found is None:
         what = f"{model} on {cluster}, sequence {workload.seq_len}, {workload.global_batch} sequences a step"
         raise InputError("best", what, "nothing was measured for it yet: POST /tunings")
-    return store.tuning(fastest[0].tuning_id)
+    return found
+
+
+def _fastest(store: FleetStore, model: ModelSpec, cluster: ClusterSpec, workload: Workload) -> Tuning | None:
+    trials = store.best_trials(model, cluster, workload, limit=1)
+    return store.tuning(trials[0].tuning_id) if trials else None
 
 
 def _newest(store: FleetStore) -> Tuning:

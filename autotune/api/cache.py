@@ -1,7 +1,8 @@
-"""Answers that cost time and are asked for again: a bounded cache, and at most one computation of each at a time."""
+"""Answers that cost time and are asked for again: kept as long as they are true, or taken for true for a moment."""
 
 from __future__ import annotations
 
+import time
 from collections import OrderedDict
 from collections.abc import Callable, Hashable
 from threading import Lock
@@ -12,8 +13,34 @@ from autotune.errors import InputError, MissingMeasurementError, NothingFitsErro
 REFUSALS = (InputError, NothingFitsError, MissingMeasurementError)
 
 
+class Recent:
+    """What was found in the database a moment ago, so that a hundred clients with one question ask it once a second."""
+
+    def __init__(self, size: int, trust_s: float) -> None:
+        self._size, self._trust_s = size, trust_s
+        self._found: dict[Hashable, tuple[float, Any]] = {}
+
+    def get(self, key: Hashable, find: Callable[[], Any]) -> Any:
+        """What `find` gave within the last `trust_s` seconds; what it raises is not kept."""
+        until, found = self._found.get(key, (0.0, None))
+        if time.monotonic() < until:
+            return found
+        found = find()
+        if len(self._found) >= self._size:
+            self._found.clear()
+        self._found[key] = (time.monotonic() + self._trust_s, found)
+        return found
+
+    def forget(self, key: Hashable) -> None:
+        """Asks again the next time: it was changed here."""
+        self._found.pop(key, None)
+
+
 class Cache:
-    """The newest `size` answers. The key holds everything that the answer depends on, so none is ever stale."""
+    """The newest `size` answers, each computed by one thread at a time.
+
+    The key holds everything that the answer depends on, so none is ever stale.
+    """
 
     def __init__(self, size: int) -> None:
         self._size, self._lock = size, Lock()

@@ -57,14 +57,16 @@ def store_cluster(request: Request, body: Annotated[ClusterBody, Body(openapi_ex
     """Store a cluster by its name; one of the same name is replaced for new requests only."""
     if is_shorthand(body.name):
         raise InputError("name", body.name, "a name without a colon: those are shorthands of the catalog")
-    parts_of(request).store.put_cluster(body)
+    parts = parts_of(request)
+    parts.store.put_cluster(body)
+    parts.recent.forget(("cluster", body.name))
     return Json(body.to_data(), 201)
 
 
 @router.get("/clusters/{name:path}", responses=answer(200, ClusterSpec) | problems(404))
 def show_cluster(request: Request, name: PathName) -> Json:
     """Show one stored cluster, or what a shorthand such as a100-80gb-sxm:128x8 stands for."""
-    return Json(find_cluster(parts_of(request).store, name).to_data())
+    return Json(find_cluster(parts_of(request), name).to_data())
 
 
 def _name(entry: tuple[str, ModelSpec]) -> str:

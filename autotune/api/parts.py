@@ -10,7 +10,7 @@ from fastapi import Request
 
 if TYPE_CHECKING:
     from autotune.api.access import Gate, Principal
-    from autotune.api.cache import Cache
+    from autotune.api.cache import Cache, Recent
     from autotune.api.metrics import Metrics
     from autotune.tuning.fleet.service import FleetService
     from autotune.tuning.fleet_ports import FleetStore
@@ -32,6 +32,7 @@ class Parts:
     gate: Gate
     metrics: Metrics
     answers: Cache
+    recent: Recent
     streams: Streams
     broker_answers: Callable[[], bool]
 

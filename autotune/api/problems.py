@@ -155,8 +155,7 @@ def _on_validation(request: Request, error: Exception) -> Response:
 
 def _plain(value: object) -> str | int | float | bool | None:
     """A value as a problem repeats it: short, and plain JSON."""
-    small = isinstance(value, (int, float)) and math.isfinite(value) and abs(value) < 2**53
-    if value is None or small:
+    if value is None or (isinstance(value, (int, float)) and math.isfinite(value) and abs(value) < 2**53):
         return value
     text = value if isinstance(value, str) else repr(value)[: 2 * LONGEST_VALUE]
     return text if len(text) <= LONGEST_VALUE else text[:LONGEST_VALUE] + "..."

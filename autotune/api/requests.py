@@ -8,6 +8,7 @@ from typing import Annotated, Any, Self, TypeVar
 from fastapi import Path, Query
 from pydantic import BeforeValidator, Field, model_validator
 
+from autotune.api.parts import Parts
 from autotune.catalog import models as presets
 from autotune.catalog.gpus import cluster_from_shorthand, is_shorthand
 from autotune.catalog.workloads import workload
@@ -125,14 +126,19 @@ def find_model(store: FleetStore, ref: str | ModelSpec) -> ModelSpec:
     return preset or _stored(store.model, ref, "model", [model.name for model in presets()])
 
 
-def find_cluster(store: FleetStore, ref: str | ClusterSpec, nodes: int | None = None) -> ClusterSpec:
+def find_cluster(parts: Parts, ref: str | ClusterSpec, nodes: int | None = None) -> ClusterSpec:
     """The cluster that is meant: given whole, stored, or in the shorthand; of `nodes` nodes, if they are given.
+
+    A stored one may be as it was a second ago.
 
     Raises:
         UnknownNameError: nobody knows it.
         InputError: several nodes of a cluster without a link between them.
     """
-    cluster = ref if isinstance(ref, ClusterSpec) else _named_cluster(store, ref)
+    cluster = ref
+    if not isinstance(cluster, ClusterSpec):
+        name = cluster
+        cluster = parts.recent.get(("cluster", name), lambda: _named_cluster(parts.store, name))
     if nodes is None or nodes == cluster.nodes:
         return cluster
     return ClusterSpec.from_data(cluster.to_data() | {"nodes": nodes}, "cluster")

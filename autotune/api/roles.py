@@ -67,5 +67,5 @@ class GuardedRoute(APIRoute):
 
 def role_of(route: APIRoute) -> Role | None:
     """The role in the table. Raises KeyError for a route that nobody has thought about."""
-    (method,) = route.methods
+    method = " ".join(route.methods or ())
     return ROLES[f"{method} {route.path}"]

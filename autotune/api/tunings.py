@@ -48,7 +48,7 @@ def submit(
     `created` is false. A request that no plan can fulfil is refused at once, with the reason.
     """
     parts, principal = parts_of(request), principal_of(request)
-    model, cluster = find_model(parts.store, body.model), find_cluster(parts.store, body.cluster, body.nodes)
+    model, cluster = find_model(parts.store, body.model), find_cluster(parts, body.cluster, body.nodes)
     workload = find_workload(model, cluster, body.workload)
     require_bounded(parts.answers, model, cluster, workload, Runtime.TORCH)
     tuning, created = parts.service.submit(
@@ -154,7 +154,8 @@ def version_of(tuning: Tuning) -> tuple[object, ...]:
 def _row(parts: Parts, tuning: Tuning) -> dict[str, Any]:
     def compute() -> dict[str, Any]:
         more = {"message": tuning.message, "pool": tuning.pool, "principal": tuning.principal}
-        data = history_data(tuning, parts.store.trials(tuning.id)) | more
+        trials = () if tuning.state is TuningState.QUEUED else parts.store.trials(tuning.id)
+        data = history_data(tuning, trials) | more
         return {name: data[name] for name in TuningRow.model_fields}
 
     if tuning.state.ended:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import logging
+import time
 import uuid
 from collections import OrderedDict
 from collections.abc import Sequence
@@ -42,6 +43,7 @@ log = logging.getLogger("autotune.fleet")
 
 MOST_CONFLICTS = 20
 MOST_CHECKED = 10_000
+POOL_TRUST_S = 5.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,7 +66,7 @@ class FleetService:
 
     def __init__(self, store: FleetStore, queue: Queue, merge: Merge) -> None:
         self._store, self._queue, self._merge = store, queue, merge
-        self._checked: OrderedDict[str, None] = OrderedDict()
+        self._checked: OrderedDict[str, float] = OrderedDict()
 
     def close(self) -> None:
         """Lets go of the broker; the store is whoever's opened it."""
@@ -97,7 +99,6 @@ class FleetService:
             NothingFitsError: no legal plan is estimated to fit.
             StoreConflictError: the idempotency key was used for another request.
         """
-        self._require_pool(cluster)
         now = self._store.now()
         tuning = Tuning(
             id=uuid.uuid4().hex[:12],
@@ -116,11 +117,11 @@ class FleetService:
         )
         asked = request_key(tuning)
         self._check(tuning, asked)
-        self._store.put_model(model)
         stored, created = self._store.submit_tuning(
             tuning, sharing_key=asked, request_digest=asked, idempotency_key=idempotency_key
         )
         if created:
+            self._store.put_model(model)
             self._queue.advance(stored.id)
         return stored, created
 
@@ -155,11 +156,17 @@ class FleetService:
         raise StoreConflictError(f"tuning {tuning.id!r} is being claimed all the time")
 
     def _check(self, tuning: Tuning, asked: str) -> None:
-        """Refuses a request that cannot lead to a plan. One that was found good is not judged again."""
-        if asked in self._checked:
+        """Refuses a request that cannot lead to a plan. One that was found good is not judged again.
+
+        Its pool is, every few seconds: that may have got other hardware.
+        """
+        checked_at = self._checked.get(asked)
+        if checked_at is not None and time.monotonic() - checked_at < POOL_TRUST_S:
             return
-        check_request(tuning.model, tuning.cluster, tuning.workload, tuning.space)
-        self._checked[asked] = None
+        self._require_pool(tuning.cluster)
+        if checked_at is None:
+            check_request(tuning.model, tuning.cluster, tuning.workload, tuning.space)
+        self._checked[asked] = time.monotonic()
         if len(self._checked) > MOST_CHECKED:
             self._checked.popitem(last=False)
 

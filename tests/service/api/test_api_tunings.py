@@ -24,6 +24,7 @@ def submitted(api: Api, role: Role = Role.SUBMIT, **changes: object) -> Submitte
 def measured(store: SqlStore, tuning_id: str = "tuning-1") -> None:
     """A tuning with two complete trials and a failed one."""
     live_tuning(store, tuning_id)
+    store.save_tuning(store.tuning(tuning_id).model_copy(update={"state": TuningState.SEARCHING}))
     plans = (Plan(tp=2, dp=4), Plan(tp=2, pp=2, dp=2), Plan(tp=4, dp=2))
     for number, (plan, tokens) in enumerate(zip(plans, (900.0, 1200.0, None), strict=True)):
         store.start_trial(trial(number, tuning_id, plan))
