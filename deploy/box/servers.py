@@ -15,7 +15,7 @@ from deploy.box.network import Network, process_ids
 from deploy.box.processes import Command, Processes, run_once
 from deploy.box.system import BoxError, send_signal
 
-READY_S = 60.0
+READY_S = 120.0
 _DATABASE = "autotune"
 _POSTGRES_PORT, _REDIS_PORT = 5432, 6379
 # Nothing of a box outlives it, so nothing has to be safe on disk.
