@@ -103,7 +103,8 @@ class CheckWindow(Spec):
 class ControlChange(Spec):
     """A control now against the baseline: relative change of its speed, with interval, and whether it is slower.
 
-    `step_effect` bounds by how much (ln) the step becomes slower from it; `known` is False without a baseline.
+    `step_effect` is by how much (ln) the step becomes slower from it: at least, at most at the measured change, and at
+    most at the far end of the interval. `known` is False without a baseline.
     """
 
     role: CheckRole
@@ -111,7 +112,7 @@ class ControlChange(Spec):
     interval: tuple[float, float] = (0.0, 0.0)
     slower: bool = False
     known: bool = True
-    step_effect: tuple[float, float] = (0.0, 0.0)
+    step_effect: tuple[float, float, float] = (0.0, 0.0, 0.0)
 
 
 class Attribution(Spec):

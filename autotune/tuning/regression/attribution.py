@@ -11,7 +11,7 @@ The loss, as ln of the step's time, is held against what could explain it:
    half of it;
 4. software: the environment is another one than the baseline's, and no control says that it is the hardware;
 5. the plan itself: the environment is the same, every control was measured, and all of them together cannot explain
-   half of the loss even at the far ends of their intervals.
+   half of the loss even at the far end of their noise.
 """
 
 from __future__ import annotations
@@ -96,27 +96,38 @@ def _control(role: CheckRole, evidence: Evidence, trace: StepTrace | None) -> Co
         role=role,
         effect=float(np.expm1(change)),
         interval=(float(np.expm1(low)), float(np.expm1(high))),
-        slower=high < 0.0 and -change >= np.log1p(LEAST_SLOWDOWN),
-        step_effect=_step_effect(role, evidence.entry, trace, mild=-high, strong=-low),
+        slower=bool(high < 0.0 and -change >= np.log1p(LEAST_SLOWDOWN)),
+        step_effect=_step_effect(role, evidence.entry, trace, (-high, -change, -low)),
     )
 
 
 def _step_effect(
-    role: CheckRole, entry: BestEntry, trace: StepTrace | None, *, mild: float, strong: float
-) -> tuple[float, float]:
-    """Between what bounds the step becomes slower (ln), if the control is by something between mild and strong."""
+    role: CheckRole, entry: BestEntry, trace: StepTrace | None, slowdown: tuple[float, float, float]
+) -> tuple[float, float, float]:
+    """By how much (ln) the step becomes slower if the control is by between the first and the last of `slowdown`."""
+    mild, measured, strong = (max(by, 0.0) for by in slowdown)
     if trace is None or not trace.step_s:
-        return 0.0, max(strong, 0.0)
+        return 0.0, measured, strong
     least = most = trace.calc_s / trace.step_s
     if role is not CheckRole.KERNELS:
         least, most = trace.exposed_s / trace.step_s, max(trace.comm_s, trace.exposed_s) / trace.step_s
         inside, across = _levels(entry)
         mine, other = (inside, across) if role is CheckRole.LINK_INSIDE else (across, inside)
         if not mine:
-            return 0.0, 0.0
+            return 0.0, 0.0, 0.0
         least = 0.0 if other else least  # which of the two levels is exposed, the trace does not tell
-    low, high = (float(np.log1p(share * np.expm1(max(by, 0.0)))) for share, by in ((least, mild), (most, strong)))
-    return low, high
+    return _longer(least, mild), _longer(most, measured), _longer(most, strong)
+
+
+def _longer(share: float, by: float) -> float:
+    """ln of a step of which a share takes exp(by) times as long."""
+    return float(np.log1p(share * np.expm1(by)))
+
+
+def _together(found: Sequence[ControlChange]) -> float:
+    """The most (ln) that all controls explain: what was measured, and their noises, which are independent, on top."""
+    measured = sum(item.step_effect[1] for item in found)
+    return float(measured + np.sqrt(sum((item.step_effect[2] - item.step_effect[1]) ** 2 for item in found)))
 
 
 def _levels(entry: BestEntry) -> tuple[bool, bool]:
@@ -145,11 +156,11 @@ def _typical(windows: Sequence[CheckWindow]) -> StepTrace | None:
 
 
 def _slower_control(evidence: Evidence, found: Sequence[ControlChange]) -> Attribution | None:
-    able = [item for item in found if item.slower and item.step_effect[1] >= ENOUGH * evidence.loss]
+    able = [item for item in found if item.slower and item.step_effect[2] >= ENOUGH * evidence.loss]
     if not able:
         return None
-    worst = max(able, key=lambda item: item.step_effect[0] + item.step_effect[1])
-    rivals = [item for item in able if item is not worst and item.step_effect[1] >= 0.5 * worst.step_effect[1]]
+    worst = max(able, key=lambda item: item.step_effect[0] + item.step_effect[2])
+    rivals = [item for item in able if item is not worst and item.step_effect[2] >= 0.5 * worst.step_effect[2]]
     if rivals:
         names = " and ".join(subject_of(evidence.entry, item.role) for item in (worst, *rivals))
         text = f"{names} are slower, and either may explain the loss"
@@ -187,7 +198,7 @@ def _names(changed: Sequence[Change]) -> str:
 
 def _plan(evidence: Evidence, found: Sequence[ControlChange]) -> Attribution:
     unknown = [subject_of(evidence.entry, item.role) for item in found if not item.known]
-    most = sum(item.step_effect[1] for item in found)
+    most = _together(found)
     if not unknown and most < ENOUGH * evidence.loss:
         text = (
             "the links and the kernels are as fast as they were and the environment is the same: "

@@ -113,6 +113,8 @@ def _compared(
     if verdict.kind is VerdictKind.WORSE:
         cause = _cause(check, windows, baseline, background, verdict)
         again = cause.kind is CauseKind.CANNOT_TELL and len(windows) < MOST_WINDOWS
+    elif verdict.kind is VerdictKind.BETTER or _is_new(baseline, background):
+        again = again or len(windows) < BASELINE_WINDOWS  # later checks will be compared with these
     again = again and _affordable(check, windows, spent_gpu_s)
     result = CheckResult(
         verdict=verdict.kind,
