@@ -17,7 +17,7 @@ from scipy.special import ndtr
 from autotune.search.acquisition import Choice
 from autotune.search.belief import Belief
 from autotune.search.core import TRIAL_STEPS, Search
-from autotune.search.fidelity import Fidelity, Ratio, Setting, fewer_micro_batches
+from autotune.search.fidelity import OWN_SD, Fidelity, Ratio, Setting, fewer_micro_batches
 from autotune.search.measurement import Measurement
 from autotune.specs import Failure, ModelSpec, Plan, Profile, StepReading, Workload
 
@@ -44,13 +44,14 @@ class Screening:
     Args:
         search: chooses and learns.
         profile: the one that the search was given.
+        own_sd: what a carried-over time is off by on this cluster beyond the calibrated parameters (ln).
     """
 
-    def __init__(self, search: Search, *, profile: Profile | None = None) -> None:
+    def __init__(self, search: Search, *, profile: Profile | None = None, own_sd: float = OWN_SD) -> None:
         self._search = search
         self._setting = Setting(
             model=search.model, cluster=search.cluster, workload=search.workload, profile=profile,
-            framework=search.framework,
+            framework=search.framework, own_sd=own_sd,
         )  # fmt: skip
         self._screened: set[Plan] = set()
 

@@ -19,7 +19,7 @@ from autotune.specs import Failure, FailureKind, Plan, Schedule, Space, Workload
 
 MODEL, CLUSTER = preset("gpt2-xl"), cluster_from_shorthand("a100-80gb-sxm:1x8")
 WORK = Workload(seq_len=1024, global_batch=512)
-SETTING = Setting(model=MODEL, cluster=CLUSTER, workload=WORK, profile=None, framework=TORCH)
+SETTING = Setting(model=MODEL, cluster=CLUSTER, workload=WORK, profile=None, framework=TORCH, own_sd=0.05)
 WHOLE = Fidelity(layers=MODEL.layers, global_batch=WORK.global_batch)
 BLANK = dict.fromkeys(PARAMETERS, (0.0, 0.0))
 TRUTH = np.array([0.2, -0.1, 0.5, 0.3, 0.4, 0.2, 0.0])
@@ -73,7 +73,7 @@ def searched(trials: int, *, cheap: bool) -> tuple[Search, float, int]:
     """(the search after so many whole trials, GPU-seconds, cheap trials)."""
     plans = legal_plans(MODEL, CLUSTER, WORK, space=Space(zero_stage=(1,), micro_batch=(1, 2, 4)))
     search, spent, screened = Search(MODEL, CLUSTER, WORK, plans=plans), 0.0, 0
-    screening = Screening(search)
+    screening = Screening(search, own_sd=0.05)
     while search.trials < trials:
         if cheap:
             trial = screening.ask()
