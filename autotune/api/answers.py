@@ -185,6 +185,49 @@ class BestAnswer(Spec):
     launch: Launch | None
 
 
+class KnownPage(Spec):
+    """Best-known entries, newest first."""
+
+    entries: list[dict[str, Any]]
+    next: str | None
+
+
+class CarriedPlan(Spec):
+    """An estimate for what was asked from what was measured elsewhere, with its interval of 90 %."""
+
+    plan: Plan
+    tokens_per_s_per_gpu: float
+    interval: list[float]
+    interval_probability: float
+    p_fits: float
+    estimate: Estimate | None
+    trial_gpu_s: float
+    source: Literal["estimate"]
+
+
+class KnownAnswer(Spec):
+    """What is known for a model, a cluster and a workload.
+
+    `known` is the entry for exactly that, `stale` what of the environment changed since, `others` further entries.
+    Where there is none: `nearest` others, the estimate `carried` over from them, and what would `settle` it. `tuning`
+    is the tuning with the fastest trial of exactly that, which may still run.
+    """
+
+    model: str
+    cluster: str
+    devices: int
+    workload: Workload
+    known: dict[str, Any] | None
+    stale: list[dict[str, str]]
+    others: list[dict[str, Any]]
+    nearest: list[dict[str, Any]]
+    carried: CarriedPlan | None
+    carried_why_not: str | None
+    settle: dict[str, Any] | None
+    tuning: BestAnswer | None
+    launch: Launch | None
+
+
 class PlanEstimate(Spec):
     """A plan and what the cost model says of it. Nothing was measured."""
 

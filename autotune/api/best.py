@@ -1,4 +1,4 @@
-"""The best measured plan: of a tuning, or for a model, a cluster and a workload."""
+"""The best plan: of a tuning, or what is known for a model, a cluster and a workload."""
 
 from __future__ import annotations
 
@@ -7,8 +7,9 @@ from typing import Annotated, Any
 
 from fastapi import APIRouter, Query, Request
 
-from autotune.api.answers import BestAnswer, Json
-from autotune.api.openapi import answer, problems
+from autotune.api.answers import BestAnswer, Json, KnownAnswer, KnownPage
+from autotune.api.openapi import answer, either, problems
+from autotune.api.pages import DEFAULT_LIMIT, AfterNumber, Limit, page
 from autotune.api.parts import Parts, parts_of
 from autotune.api.requests import (
     DTypeName,
@@ -22,11 +23,14 @@ from autotune.api.requests import (
 )
 from autotune.api.roles import GuardedRoute
 from autotune.api.tunings import version_of
+from autotune.api.work import one_at_a_time, require_bounded
 from autotune.errors import InputError
 from autotune.export import launch_arguments, targets
+from autotune.search.space import Runtime
 from autotune.specs import ClusterSpec, ModelSpec, Plan, Tuning, Workload
 from autotune.tuning.best import best_of
 from autotune.tuning.fleet_ports import FleetStore
+from autotune.tuning.knowledge.answer import Answer, best_known, entry_data
 from autotune.tuning.report import best_answer
 
 router = APIRouter(route_class=GuardedRoute, tags=["plans"])
@@ -37,7 +41,7 @@ NEWEST = 50
 _Text = Annotated[str | None, Query(min_length=1, max_length=200, pattern=r"^[^\x00-\x1f\x7f]+$")]
 
 
-@router.get("/best", responses=answer(200, BestAnswer) | problems(404))
+@router.get("/best", responses=either(200, BestAnswer, KnownAnswer) | problems(404))
 def best(
     request: Request,
     tuning: Annotated[_Text, Query(description="A tuning's id, instead of what was tuned.")] = None,
@@ -51,38 +55,80 @@ def best(
         str | None, Query(alias="for", description="Give the launch arguments too: " + ", ".join(targets()))
     ] = None,
 ) -> Json:
-    """The best measured plan, its evidence, the runner-up and how to launch it.
+    """The best plan: its evidence, the runner-up and how to launch it.
 
-    Of the tuning that is named; else of the tuning with the fastest trial of this model, cluster and workload; without
-    any of them of the newest tuning that measured something.
+    For a model, a cluster and a workload: what is known of exactly that, else the nearest that is, what it implies, and
+    what would settle it. Of the tuning that is named; without anything of the newest tuning that measured something.
     """
     parts = parts_of(request)
+    if tuning is None and (model is not None or cluster is not None):
+        given = WorkloadRequest(seq_len=seq_len, global_batch=global_batch, dtype=dtype)
+        return Json(_known(parts, _question(parts, model, cluster, nodes, given), target))
     if tuning is not None:
         asked = parts.store.tuning(tuning)
-    elif model is not None or cluster is not None:
-        given = WorkloadRequest(seq_len=seq_len, global_batch=global_batch, dtype=dtype)
-        asked = _measured(parts, model, cluster, nodes, given)
     else:
         asked = parts.recent.get("newest", lambda: _newest(parts.store))
-    data = parts.answers.get(("best", *version_of(asked)), lambda: _answer(parts.store, asked))
-    return Json(data | {"launch": _launch(asked, data, target)})
+    data = _of_tuning(parts, asked)
+    return Json(data | {"launch": _launch((asked.model, asked.cluster, asked.workload), data["best"]["plan"], target)})
 
 
-def _measured(
+@router.get("/known", responses=answer(200, KnownPage))
+def list_known(
+    request: Request,
+    model: Annotated[_Text, Query(description="Only of this model.")] = None,
+    cluster: Annotated[_Text, Query(description="Only on this cluster.")] = None,
+    device: Annotated[_Text, Query(description="Only on this device.")] = None,
+    source: Annotated[_Text, Query(description="`measured`, or the name of an import.")] = None,
+    history: Annotated[bool, Query(description="Entries that were superseded, too.")] = False,
+    limit: Limit = DEFAULT_LIMIT,
+    after: AfterNumber = None,
+) -> Json:
+    """List best-known plans, newest first."""
+    store = parts_of(request).store
+    found = store.best_page(
+        model=model, cluster=cluster, device=device, source=source, history=history, before=after, limit=limit + 1
+    )
+    return page(request, "entries", found, limit, cursor=lambda entry: entry.id, data=entry_data)
+
+
+Question = tuple[ModelSpec, ClusterSpec, Workload]
+
+
+def _question(
     parts: Parts, model: str | None, cluster: str | None, nodes: int | None, given: WorkloadRequest
-) -> Tuning:
-    """The tuning with the fastest trial of what is asked for, as it was a second ago at most. Raises InputError."""
+) -> Question:
+    """What is asked for. Raises InputError."""
     if model is None or cluster is None:
         missing = "cluster" if cluster is None else "model"
         raise InputError(missing, None, "model and cluster are given together")
     model_spec, cluster_spec = find_model(parts.store, model), find_cluster(parts, cluster, nodes)
-    workload = find_workload(model_spec, cluster_spec, given)
-    question = model_spec, cluster_spec, workload
-    key = ("question", model_spec.key, cluster_spec.key, workload)
-    found: Tuning | None = parts.recent.get(key, lambda: _fastest(parts.store, *question))
-    if found is None:
-        what = f"{model} on {cluster}, sequence {workload.seq_len}, {workload.global_batch} sequences a step"
-        raise InputError("best", what, "nothing was measured for it yet: POST /tunings")
+    return model_spec, cluster_spec, find_workload(model_spec, cluster_spec, given)
+
+
+def _known(parts: Parts, question: Question, target: str | None) -> dict[str, Any]:
+    """What is known of a question, as it was a second ago at most."""
+    model, cluster, workload = question
+    key = (model.key, cluster.key, workload)
+    found: Answer = parts.recent.get(("known", *key), lambda: _look_up(parts, question))
+    tuning: Tuning | None = parts.recent.get(("question", *key), lambda: _fastest(parts.store, *question))
+    data = found.to_data() | {"tuning": None if tuning is None else _of_tuning(parts, tuning) | {"launch": None}}
+    plan = found.known.plan if found.known else found.carried.plan if found.carried else None
+    if found.known is None and tuning is not None:
+        plan = Plan.from_data(data["tuning"]["best"]["plan"])
+    return data | {"launch": _launch(question, plan.to_data(), target) if plan is not None else None}
+
+
+def _look_up(parts: Parts, question: Question) -> Answer:
+    """The answer. An estimate weighs all plans: as bounded as a ranking, and one at a time."""
+    require_bounded(parts.answers, *question, Runtime.TORCH)
+    if parts.store.best_exact(*question):
+        return best_known(parts.store, *question)
+    with one_at_a_time:
+        return best_known(parts.store, *question)
+
+
+def _of_tuning(parts: Parts, tuning: Tuning) -> dict[str, Any]:
+    found: dict[str, Any] = parts.answers.get(("best", *version_of(tuning)), lambda: _answer(parts.store, tuning))
     return found
 
 
@@ -105,8 +151,5 @@ def _answer(store: FleetStore, tuning: Tuning) -> dict[str, Any]:
     return best_answer(store, tuning, found)
 
 
-def _launch(tuning: Tuning, data: dict[str, Any], target: str | None) -> dict[str, Any] | None:
-    if target is None:
-        return None
-    plan = Plan.from_data(data["best"]["plan"])
-    return asdict(launch_arguments(target, tuning.model, tuning.cluster, tuning.workload, plan))
+def _launch(question: Question, plan: dict[str, Any], target: str | None) -> dict[str, Any] | None:
+    return None if target is None else asdict(launch_arguments(target, *question, Plan.from_data(plan)))

@@ -32,6 +32,11 @@ def answer(status: int, shape: type[Spec]) -> Responses:
     return {status: {"model": shape, "description": _first_line(shape), "content": content}}
 
 
+def either(status: int, one: type[Spec], other: type[Spec]) -> Responses:
+    """A good answer of a route that has one of two shapes."""
+    return {status: {"model": one | other, "description": f"{_first_line(one)} Or: {_first_line(other)}"}}
+
+
 def problems(*statuses: int) -> Responses:
     """Errors of a route beside those that every route may have."""
     return {status: _problem(status) for status in statuses}

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from threading import Lock
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Query, Request
@@ -23,14 +22,12 @@ from autotune.api.requests import (
     find_workload,
 )
 from autotune.api.roles import GuardedRoute
-from autotune.api.work import require_bounded
+from autotune.api.work import one_at_a_time, require_bounded
 from autotune.search.rank import rank
 from autotune.specs import Recompute, Schedule, Space
 from autotune.tuning.report import ranking_data
 
 router = APIRouter(route_class=GuardedRoute, tags=["plans"])
-
-_one_at_a_time = Lock()
 
 Degree = Annotated[int, Query(ge=1, le=2**31 - 1)]
 Tp = Annotated[list[Degree] | None, Query(max_length=64, description="Tensor parallel degrees.")]
@@ -81,7 +78,7 @@ def rank_plans(
     require_bounded(parts.answers, model_spec, cluster_spec, workload)
 
     def compute() -> dict[str, Any]:
-        with _one_at_a_time:
+        with one_at_a_time:
             ranking = rank(model_spec, cluster_spec, workload, space, profile=profile, limit=top)
         return ranking_data(model_spec, cluster_spec, workload, ranking)
 

@@ -23,6 +23,7 @@ ROLES: Mapping[str, Role | None] = {
     "GET /tunings/{tuning_id}/trials": Role.READ,
     "GET /tunings/{tuning_id}/events": Role.READ,
     "GET /best": Role.READ,
+    "GET /known": Role.READ,
     "GET /plans": Role.READ,
     "GET /models": Role.READ,
     "POST /models": Role.SUBMIT,

@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+from threading import Lock
+
 from autotune.api.cache import Cache
 from autotune.errors import InputError
 from autotune.search.space import Runtime, divisors, legal_plans
 from autotune.specs import ClusterSpec, ModelSpec, Recompute, Schedule, Space, Workload
+
+one_at_a_time = Lock()
+"""Held while all plans of a request are weighed: more at once would only make each slower."""
 
 MOST_LAYERS = 500
 """Stages are laid out one by one: with a thousand layers for seconds, with ten thousand for minutes."""

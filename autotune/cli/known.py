@@ -17,9 +17,6 @@ if TYPE_CHECKING:
 
 app = typer.Typer(help="Best-known plans: list them, with their history, and compare two.", no_args_is_help=True)
 
-SETTLE_GAIN = 0.02
-"""A question is settled when less than this is expected of further trials."""
-
 
 def answer_question(inputs: Inputs, *, target: str | None, settle: bool, db: str | None, as_json: bool) -> int:
     """Answers and, where asked to and nothing is known, settles by measuring."""
@@ -50,7 +47,7 @@ def _settle(inputs: Inputs, answer: Answer, *, db: str | None, as_json: bool) ->
     """Runs a tuning that stops when little is expected to be gained."""
     from autotune.cli.tune import run_tuning
     from autotune.specs import Budget
-    from autotune.tuning.knowledge.settling import TRIALS
+    from autotune.tuning.knowledge.settling import SETTLE_GAIN, TRIALS
     from autotune.wiring import open_service, open_store, require_local
 
     require_local(inputs.cluster)

@@ -33,6 +33,7 @@ from autotune.cli import (
     output,
     plan,
     probe,
+    regress,
     remote,
     remote_fleet,
     results,
@@ -59,6 +60,7 @@ app.command("estimate", rich_help_panel=_PLAN)(plan.estimate)
 app.command("backtest", rich_help_panel=_RECORDS)(backtest.backtest)
 app.command("best", rich_help_panel=_RECORDS)(results.best)
 app.add_typer(known.app, name="known", rich_help_panel=_RECORDS)
+app.add_typer(regress.app, name="regress", rich_help_panel=_RECORDS)
 app.command("show", rich_help_panel=_RECORDS)(results.show)
 app.command("history", rich_help_panel=_RECORDS)(results.history)
 app.command("export", rich_help_panel=_RECORDS)(export.export)

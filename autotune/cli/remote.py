@@ -197,6 +197,83 @@ def trial_table(rows: list[dict[str, Any]]) -> Any:
     return table
 
 
+def print_best(query: dict[str, Any], *, settle: bool, as_json: bool) -> int:
+    """What the server knows of a question, or the best plan of a tuning; settles what is not known where asked to."""
+    if query["tuning"] is not None and query["model"] is not None:
+        raise InputError("--tuning", query["tuning"], "give a tuning or a question (--model, --cluster, ...), not both")
+    with connect() as client:
+        data = client.best(**query)
+    if settle and data.get("known") is None:
+        if query["model"] is None or query["cluster"] is None:
+            raise InputError("--settle", True, "only a question (--model, --cluster, ...) can be settled")
+        return settle_there(query, as_json=as_json)
+    if as_json:
+        output.print_json(data)
+    elif "known" in data:
+        _print_known(data)
+    else:
+        best = data["best"]
+        output.console().print(
+            f"Best plan of tuning {data['tuning']}, {data['model']} on {data['cluster']}: "
+            f"{output.plan_text(best['plan'])}, {output.count_text(best['tokens_per_s_per_gpu'])} tokens/s/GPU "
+            f"({output.runs_text(best['repeats'])})",
+            soft_wrap=True,
+        )
+    if data["launch"] is not None and not as_json:
+        from autotune.export import LaunchArguments
+
+        output.print_launch(LaunchArguments(**data["launch"]))
+    return 0 if data.get("best") or data.get("known") or data.get("carried") or data.get("tuning") else 1
+
+
+def settle_there(query: dict[str, Any], *, as_json: bool) -> int:
+    """A tuning that stops when little is expected to be gained, on the server's nodes."""
+    from autotune.specs import Budget, SamplerName, Space
+    from autotune.tuning.knowledge.settling import SETTLE_GAIN, TRIALS
+
+    workload = {name: query[name] for name in ("seq_len", "global_batch", "dtype")}
+    return tune(
+        model=query["model"], cluster=query["cluster"], nodes=None, workload=workload, space=Space(),
+        budget=Budget(max_trials=2 * TRIALS, min_gain=SETTLE_GAIN), seed=0, cold=False, sampler=SamplerName.PLAN,
+        follow=True, as_json=as_json,
+    )  # fmt: skip
+
+
+def _print_known(data: dict[str, Any]) -> None:
+    console = output.console()
+    known, carried, settle = data["known"], data["carried"], data["settle"]
+    if known is not None:
+        low, high = (output.count_text(value) for value in known["interval"])
+        console.print(
+            f"Best known plan for {data['model']} on {data['cluster']}: {output.plan_text(known['plan'])}, "
+            f"{output.count_text(known['tokens_per_s_per_gpu'])} tokens/s/GPU (95 % interval {low} to {high}, "
+            f"{output.runs_text(known['repeats'])}), measured {known['measured_at'][:16]} by {known['source']}",
+            soft_wrap=True,
+        )
+        for change in data["stale"]:
+            console.print(f"stale: {change['name']}: {change['then'] or 'none'} then, {change['now'] or 'none'} now")
+        return
+    console.print(f"Nothing is known of exactly {data['model']} on {data['cluster']}", soft_wrap=True)
+    for item in data["nearest"]:
+        speed = output.count_text(item["tokens_per_s_per_gpu"])
+        console.print(f"near: entry {item['id']}, {speed} tokens/s/GPU: {'; '.join(item['differs'])}", soft_wrap=True)
+    if carried is None:
+        console.print(f"No estimate: {data['carried_why_not']}", soft_wrap=True)
+        return
+    low, high = (output.count_text(value) for value in carried["interval"])
+    console.print(
+        f"Estimate (not measured): {output.plan_text(carried['plan'])}, "
+        f"{output.count_text(carried['tokens_per_s_per_gpu'])} tokens/s/GPU (90 % interval {low} to {high})",
+        soft_wrap=True,
+    )
+    if settle is not None:
+        console.print(
+            f"To settle it: {len(settle['probes'])} probes and {settle['trials']} trials, about "
+            f"{settle['gpu_s']:.0f} GPU-seconds (estimate): add --settle",
+            soft_wrap=True,
+        )
+
+
 def print_history(limit: int, *, as_json: bool) -> None:
     """The newest tunings of the server."""
     with connect() as client:

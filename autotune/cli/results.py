@@ -49,7 +49,12 @@ def best(
     Where nothing was measured for exactly that question: the nearest that was, how far it is, what it implies as an
     estimate, and which probes would settle it at what cost.
     """
+    from autotune.cli import remote
+
     asked = (model, cluster, seq_len, global_batch, dtype)
+    if remote.asked_server():
+        query = dict(zip(("model", "cluster", "seq_len", "global_batch", "dtype"), asked, strict=True))
+        return remote.print_best({**query, "tuning": tuning, "for": target}, settle=settle, as_json=as_json)
     if any(value is not None for value in asked):
         if tuning is not None:
             raise InputError("--tuning", tuning, "give a tuning or a question (--model, --cluster, ...), not both")

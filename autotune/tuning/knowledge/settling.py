@@ -23,6 +23,9 @@ from autotune.tuning.profiling import missing_probes, needed_probes
 TRIALS = 3
 """Trials that settle a question as a rule: the carried plan's, and those of what comes close to it."""
 
+SETTLE_GAIN = 0.02
+"""A question is settled when less than this is expected of further trials."""
+
 START_S = 10.0
 """Seconds until ranks are ready, once. An assumption: it is measured with every probe and shown with it."""
 

@@ -7,8 +7,9 @@ from commands import Command
 from fleet_records import fleet_tuning, live_tuning
 from store_records import FAILURE, FINGERPRINT, step_reading, trial
 
-from autotune.api.answers import BestAnswer, Submitted, TrialPage, TuningAnswer, TuningPage
+from autotune.api.answers import BestAnswer, KnownAnswer, KnownPage, Submitted, TrialPage, TuningAnswer, TuningPage
 from autotune.specs import Plan, Role, TuningState
+from autotune.tuning.knowledge.recording import remember
 from storage import SqlStore
 
 
@@ -172,15 +173,33 @@ def test_the_api_answers_what_the_command_line_prints(api: Api, store: SqlStore,
 
 def test_the_best_plan_of_a_question(api: Api, store: SqlStore) -> None:
     measured(store)
-    store.put_model(fleet_tuning().model.model_copy(update={"name": "mine"}))
+    asked = fleet_tuning().model.model_copy(update={"name": "mine"})
+    store.put_model(asked)
     question = "/best?model=mine&cluster=pair&seq_len=128&global_batch=16"
-    found = BestAnswer.from_data(api.request("GET", question, Role.READ).json())
-    assert (found.tuning, found.best.plan) == ("tuning-1", Plan(tp=2, pp=2, dp=2))
+    found = KnownAnswer.from_data(api.request("GET", question, Role.READ).json())
+    assert found.known is None  # the tuning has not ended
+    assert found.tuning is not None
+    assert (found.tuning.tuning, found.tuning.best.plan) == ("tuning-1", Plan(tp=2, pp=2, dp=2))
     assert api.request("GET", "/best", Role.READ).json()["tuning"] == "tuning-1"
-    nothing = api.request("GET", question.replace("128", "256"))
-    assert_problem(nothing, 422, "input", "nothing was measured")
     assert_problem(api.request("GET", "/best?model=mine"), 422, "input", "cluster")
     assert_problem(api.request("GET", "/best?tuning=tuning-1&for=jax"), 422, "input", "jax", "megatron")
+
+
+def test_what_a_tuning_found_is_known_and_near_to_other_questions(api: Api, store: SqlStore) -> None:
+    measured(store)
+    store.put_model(fleet_tuning().model.model_copy(update={"name": "mine"}))
+    remember(store, store.tuning("tuning-1"))
+    question = "/best?model=mine&cluster=pair&seq_len=128&global_batch="
+    found = KnownAnswer.from_data(api.request("GET", question + "16&for=megatron", Role.READ).json())
+    assert found.known is not None
+    assert found.known["plan"] == Plan(tp=2, pp=2, dp=2).to_data()
+    assert found.launch is not None
+    assert "--tensor-model-parallel-size" in found.launch.argv
+    near = KnownAnswer.from_data(api.request("GET", question + "32", Role.READ).json())
+    assert near.known is None
+    assert [item["differs"] for item in near.nearest] == [["16 sequences a step instead of 32"]]
+    listed = KnownPage.from_data(api.request("GET", "/known?model=tiny&history=true", Role.READ).json())
+    assert [item["id"] for item in listed.entries] == [found.known["id"]]
 
 
 def test_a_new_trial_changes_the_best_plan(api: Api, store: SqlStore) -> None:

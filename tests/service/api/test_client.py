@@ -18,6 +18,7 @@ from autotune.client import Client
 from autotune.client.streams import server_sent
 from autotune.errors import InputError, NothingFitsError, ServerError, StoreConflictError
 from autotune.specs import Budget, EventKind, Plan, Role, Space, TuningEvent, TuningState
+from autotune.tuning.knowledge.recording import remember
 from storage import SqlStore
 
 WORKLOAD = {"seq_len": 64, "global_batch": 16}
@@ -226,3 +227,18 @@ def test_a_server_that_is_not_there_is_an_error_of_its_own(autotune: Command) ->
     done = autotune("--server", f"http://127.0.0.1:{port}", "show", "tuning-1")
     assert done.status == 7
     assert "cannot be reached" in done.err
+
+
+def test_what_is_known_is_asked_of_the_server(there: Command, store: SqlStore) -> None:
+    ended(store)
+    remember(store, store.tuning("tuning-1"))
+    stored = store.tuning("tuning-1")
+    store.put_model(stored.model.model_copy(update={"name": "mine"}))
+    question = ("best", "--model", "mine", "--cluster", "pair", "--dtype", "bf16", "--seq-len", 128, "--global-batch")
+    known = there(*question, 16, "--json").data["known"]
+    assert known["tuning_id"] == "tuning-1"
+    assert Plan.from_data(known["plan"]).key in there(*question, 16).out
+    near = there(*question, 32)
+    assert "Nothing is known of exactly" in near.out
+    assert "16 sequences a step instead of 32" in near.out
+    assert there("best", "--tuning", "tuning-1", "--for", "megatron").out.count("--tensor-model-parallel-size") == 1

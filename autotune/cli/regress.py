@@ -1,0 +1,254 @@
+"""`autotune regress`: whether best-known plans still hold, and if not, why."""
+
+from __future__ import annotations
+
+import math
+import socket
+from contextlib import closing
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from autotune.cli import options, output
+from autotune.errors import InputError
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from autotune.specs import BestEntry, Tuning
+    from autotune.specs.regression import Check, CheckMeasurement
+    from autotune.tuning.regression.local import OnMeasured
+    from autotune.tuning.regression.protocol import Wanted
+    from autotune.tuning.regression.selection import Selection
+    from storage import SqlStore
+
+app = typer.Typer(help="Nightly regression: do best-known plans still hold, and if not, why?", no_args_is_help=True)
+
+MOST_HISTORY = 1_000_000
+
+
+@app.command()
+def run(
+    entry: Annotated[
+        list[int] | None,
+        typer.Option("--entry", metavar="N", help="Check this entry (autotune known list); may be repeated."),
+    ] = None,
+    budget_gpu_s: Annotated[
+        float | None,
+        typer.Option("--budget-gpu-s", metavar="SECONDS", help="GPU-seconds for checks and tunings after them."),
+    ] = None,
+    retune: Annotated[
+        bool, typer.Option("--retune/--no-retune", help="Tune again where another plan may win now.")
+    ] = True,
+    db: options.Database = None,
+    as_json: options.AsJson = False,
+) -> int:
+    """Check best-known plans on this machine: those named, or the most important that the budget allows.
+
+    Exit status 1 if a plan is worse than it was, else 0. Incidents are told as AUTOTUNE_WEBHOOK_URL and
+    AUTOTUNE_SMTP_URL say.
+    """
+    from autotune.alerts.delivery import deliver_patiently, senders_of
+    from autotune.settings import read_settings
+    from autotune.tuning.regression.local import LocalRegression
+    from autotune.wiring import open_prober, open_store, require_local
+
+    if budget_gpu_s is not None and not 0 < budget_gpu_s < math.inf:
+        raise InputError("--budget-gpu-s", budget_gpu_s, "more than 0 GPU-seconds")
+    senders = senders_of(read_settings())
+    with closing(open_store(db)) as store:
+        entries, selection = _entries(store, entry, budget_gpu_s)
+        for each in entries:
+            require_local(each.cluster)
+        regression = LocalRegression(
+            store, open_prober, channels=tuple(senders), on_measured=_progress(live=not as_json)
+        )
+        night = regression.run(entries, budget_gpu_s=budget_gpu_s, retune=retune)
+        unsent = deliver_patiently(store, senders) if senders else 0
+        known = {check.entry_id: store.best_entry(check.entry_id) for check in night.checks}
+    if as_json:
+        output.print_json(_run_data(night.checks, night.tunings, selection, known, unsent))
+    else:
+        _print_run(night.checks, night.tunings, selection, known, unsent)
+    return _status(night.checks)
+
+
+@app.command()
+def status(db: options.Database = None, as_json: options.AsJson = False) -> int:
+    """The last verdict of every current plan, and what is under way. Exit status 1 if one is worse."""
+    from autotune.cli.database import open_to_read
+    from autotune.cli.regress_view import check_data, checks_table
+    from autotune.specs.regression import CheckState
+
+    with open_to_read(db) as store:
+        last, known = [], {}
+        unchecked = []
+        for candidate in store.check_candidates():
+            found = store.checks(series=candidate.series, state=CheckState.DONE, limit=1)
+            if not found:
+                unchecked.append(candidate.entry_id)
+                continue
+            last.append(found[0])
+            known[found[0].entry_id] = store.best_entry(found[0].entry_id)
+        running = store.checks(state=CheckState.RUNNING, limit=1000)
+        known |= {check.entry_id: store.best_entry(check.entry_id) for check in running}
+    if as_json:
+        rows = [check_data(check, known[check.entry_id]) for check in last]
+        under_way = [check_data(check, known[check.entry_id]) for check in running]
+        output.print_json({"checks": rows, "running": under_way, "never_checked": unchecked})
+    else:
+        console = output.console()
+        console.print(checks_table(last, known) if last else "No plan was checked yet: autotune regress run")
+        for check in running:
+            console.print(f"Under way: entry {check.entry_id} since {check.started_at:%Y-%m-%d %H:%M} UTC")
+        if unchecked:
+            console.print(f"Never checked: entries {', '.join(map(str, unchecked))}", soft_wrap=True)
+    return _status(last)
+
+
+@app.command()
+def history(
+    entry: Annotated[int | None, typer.Option("--entry", metavar="N", help="Of this entry's plan only.")] = None,
+    limit: Annotated[int, typer.Option("--limit", min=1, max=MOST_HISTORY, help="Checks at most, newest first.")] = 50,
+    db: options.Database = None,
+    as_json: options.AsJson = False,
+) -> None:
+    """Checks that were made, newest first."""
+    from autotune.cli.database import open_to_read
+    from autotune.cli.regress_view import check_data, checks_table
+    from autotune.specs.regression import CheckState, series_of
+
+    with open_to_read(db) as store:
+        series = None if entry is None else series_of(store.best_entry(entry))
+        checks = store.checks(series=series, state=CheckState.DONE, limit=limit)
+        known = {check.entry_id: store.best_entry(check.entry_id) for check in checks}
+    if as_json:
+        output.print_json({"checks": [check_data(check, known[check.entry_id]) for check in checks]})
+    else:
+        output.console().print(checks_table(checks, known) if checks else "No check was made yet")
+
+
+@app.command()
+def incidents(
+    open_only: Annotated[bool, typer.Option("--open", help="Only those that have not recovered.")] = False,
+    limit: Annotated[int, typer.Option("--limit", min=1, max=MOST_HISTORY, help="Incidents at most.")] = 50,
+    db: options.Database = None,
+    as_json: options.AsJson = False,
+) -> None:
+    """What made plans slower, newest first, and when it recovered."""
+    from autotune.cli.database import open_to_read
+    from autotune.cli.regress_view import incidents_table
+
+    with open_to_read(db) as store:
+        found = store.incidents_page(open_only=open_only, limit=limit)
+    if as_json:
+        output.print_json({"incidents": [incident.to_data() for incident in found]})
+    else:
+        output.console().print(incidents_table(found) if found else "No incident")
+
+
+@app.command()
+def report(
+    html: Annotated[Path | None, typer.Option("--html", metavar="FILE", help="Write one HTML file.")] = None,
+    markdown: Annotated[
+        Path | None, typer.Option("--markdown", metavar="FILE", help="Write Markdown, plots as .svg files beside it.")
+    ] = None,
+    db: options.Database = None,
+) -> None:
+    """Verdicts, the history of every plan as a plot, and incidents. Without a file: Markdown without plots, printed."""
+    from autotune.cli.database import open_to_read
+    from autotune.cli.regress_report import read_report, to_html, to_markdown
+
+    with open_to_read(db) as store:
+        found = read_report(store)
+    if html is not None:
+        output.write_text(html, to_html(found))
+    if markdown is not None:
+        output.write_text(markdown, to_markdown(found, beside=markdown))
+    if html is None and markdown is None:
+        typer.echo(to_markdown(found, beside=None))
+
+
+def _entries(
+    store: SqlStore, asked: Sequence[int] | None, budget_gpu_s: float | None
+) -> tuple[Sequence[BestEntry], Selection | None]:
+    """The entries that were named, or those that are chosen among what was measured on this machine."""
+    from autotune.tuning.regression.selection import select
+
+    if asked:
+        found = [store.best_entry(number) for number in dict.fromkeys(asked)]
+        for entry in found:
+            if entry.source != "measured":
+                raise InputError("--entry", entry.id, f"it was imported from {entry.source}: nothing was measured here")
+        return found, None
+    host = socket.gethostname()
+    mine = [
+        candidate
+        for candidate in store.check_candidates()
+        if candidate.fingerprint_key and store.fingerprint(candidate.fingerprint_key).hostname == host
+    ]
+    selection = select(mine, budget_gpu_s=budget_gpu_s, environments={}, now=datetime.now(UTC))
+    return [store.best_entry(item.candidate.entry_id) for item in selection.chosen], selection
+
+
+def _progress(*, live: bool) -> OnMeasured:
+    """Says on standard error what is measured."""
+    console = output.error_console()
+
+    def tell(check: Check, wanted: Wanted, measurement: CheckMeasurement) -> None:
+        found = "failed" if measurement.speed is None else output.count_text(measurement.speed)
+        role = measurement.role.value.replace("_", " ")
+        console.print(f"entry {check.entry_id}: window {wanted.window + 1}, {role}: {found}", soft_wrap=True)
+
+    return tell if live else lambda check, wanted, measurement: None
+
+
+def _status(checks: Sequence[Check]) -> int:
+    from autotune.specs.regression import VerdictKind
+
+    return int(any(check.result is not None and check.result.verdict is VerdictKind.WORSE for check in checks))
+
+
+def _run_data(
+    checks: Sequence[Check],
+    tunings: Sequence[Tuning],
+    selection: Selection | None,
+    known: dict[int, BestEntry],
+    unsent: int,
+) -> dict[str, Any]:
+    from autotune.cli.regress_view import check_data
+
+    return {
+        "checks": [check_data(check, known[check.entry_id]) for check in checks],
+        "left_out": [item.candidate.entry_id for item in selection.left_out] if selection else [],
+        "too_costly": [item.candidate.entry_id for item in selection.too_costly] if selection else [],
+        "tunings": [tuning.id for tuning in tunings],
+        "unsent_alerts": unsent,
+    }
+
+
+def _print_run(
+    checks: Sequence[Check],
+    tunings: Sequence[Tuning],
+    selection: Selection | None,
+    known: dict[int, BestEntry],
+    unsent: int,
+) -> None:
+    from autotune.cli.regress_view import checks_table, explanations
+
+    console = output.console()
+    console.print(checks_table(checks, known) if checks else "Nothing to check on this machine: autotune tune")
+    for line in explanations(checks):
+        console.print(line, soft_wrap=True)
+    for tuning in tunings:
+        console.print(f"Tuned again: {tuning.id} ({tuning.state}, {tuning.gpu_s_spent:.0f} GPU-seconds)")
+    for item in selection.left_out if selection else ():
+        console.print(
+            f"Left out for the budget: entry {item.candidate.entry_id} ({item.gpu_s:.0f} GPU-s, {item.reason})"
+        )
+    for item in selection.too_costly if selection else ():
+        console.print(f"Never fits in the budget: entry {item.candidate.entry_id} ({item.gpu_s:.0f} GPU-s)")
+    if unsent:
+        output.error_console().print(f"{unsent} alerts could not be sent; the next run tries again", soft_wrap=True)
