@@ -56,6 +56,7 @@ HEAVY: dict[str, set[str]] = {
     "prometheus_client": {"api"},
     "limits": {"api"},
     "httpx": {"client"},
+    "matplotlib": {"cli"},
     "typer": {"cli"},
     "rich": {"cli"},
 }
