@@ -18,6 +18,7 @@ from typing import Any
 from celery import Celery, signals
 from celery.exceptions import CPendingDeprecationWarning, SecurityWarning
 
+from workers.credit import CreditCheck
 from workers.payloads import TaskName
 from workers.pulse import Pulse
 from workers.tasks import Action, install_tasks
@@ -79,6 +80,7 @@ def run_worker(
     While the broker is away it waits and says so.
     """
     install_tasks(app, actions)
+    app.steps["consumer"].add(CreditCheck)
     log_to_stderr()
     _silence_announcements()
 

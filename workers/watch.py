@@ -1,12 +1,10 @@
 """Watch: a worker that is up but does not consume is worth nothing, so its main process judges it and starts it anew.
 
-A consumer can stop in silence after Redis dropped its connection: if that happens while it acknowledges its last task,
-kombu logs "Couldn't ack", keeps the credit of that message for ever, and with a prefetch of 1 never asks Redis for
-another, so that it does not even see that its connection is gone. Or a child hangs. Neither shows from outside the
-queue, so the worker sends canaries to its own queue and waits for their pulse. Where the broker took a canary and none
-came back for long, the main process kills its children (the kernel then kills their ranks) and executes itself again:
-the same process id, so that whatever supervises it, or nothing at all, sees no change; a new session, so
-that what the old one held is given to others.
+A consumer can stop in silence after Redis dropped its connection (workers.credit knows one way), and a child can hang.
+Neither shows from outside the queue, so the worker sends canaries to its own queue and waits for their pulse. Where the
+broker took a canary and none came back for long, the main process kills its children (the kernel then kills their
+ranks) and executes itself again: the same process id, so that whatever supervises it, or nothing at all, sees no
+change; a new session, so that what the old one held is given to others.
 """
 
 from __future__ import annotations
