@@ -2,7 +2,7 @@
 
 Two nodes of one CPU rank each, a tuner, a beat and the API, over a PostgreSQL and a Redis of their own, started again
 by a supervisor when they end. Ends with an AssertionError if anything that is stored is not true, is lost or doubled,
-or if a process is left. Nodes that are quarantined come back by their health probes.
+or if a process is left.
 """
 
 from __future__ import annotations
@@ -28,7 +28,6 @@ def main() -> None:
     options = argparse.ArgumentParser(description=__doc__)
     options.add_argument("--kills", type=int, default=50)
     options.add_argument("--seed", type=int, default=1)
-    options.add_argument("--release", action="store_true", help="an operator releases quarantined nodes at once")
     asked = options.parse_args()
     binaries = postgres_binaries()
     if binaries is None:
@@ -37,8 +36,7 @@ def main() -> None:
         with Crew(postgres, broker, Path(folder)) as crew:
             supervisor = Supervisor(crew)
             supervisor.start()
-            onslaught = Onslaught(crew, supervisor, kills=asked.kills, seed=asked.seed, releases=asked.release)
-            record = onslaught.run()
+            record = Onslaught(crew, supervisor, kills=asked.kills, seed=asked.seed).run()
         assert_gone(list(supervisor.seen))
         assert supervisor.strays() == []
     print(json.dumps(asdict(record), indent=2))

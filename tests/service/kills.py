@@ -58,16 +58,17 @@ class Record:
 class Onslaught:
     """Kills processes of a fleet while it tunes, until so many were killed and all that was asked for has ended.
 
+    An operator, who knows better, releases nodes that are quarantined: else they would soon wait a quarter of an hour.
+
     Args:
         crew: with its parts running.
         supervisor: starts again what was killed.
         kills: how many.
         seed: of who is killed and when.
-        releases: an operator who knows better releases nodes that are quarantined; else health probes must.
     """
 
-    def __init__(self, crew: Crew, supervisor: Supervisor, *, kills: int, seed: int, releases: bool) -> None:
-        self._crew, self._supervisor, self._releases = crew, supervisor, releases
+    def __init__(self, crew: Crew, supervisor: Supervisor, *, kills: int, seed: int) -> None:
+        self._crew, self._supervisor = crew, supervisor
         self._random = random.Random(seed)
         self._plan = self._victims(kills)
         self._next_kill_at = self._next_look_at = self._last_kill_at = time.monotonic()
@@ -173,8 +174,7 @@ class Onslaught:
         for node in store.nodes(POOL):
             if node.state is NodeState.QUARANTINED:
                 self._quarantined.add((node.name, node.reason))
-                if self._releases:
-                    store.set_node_state(node.name, NodeState.READY, "")
+                store.set_node_state(node.name, NodeState.READY, "")
 
     def _conclude(self) -> None:
         crew, record = self._crew, self.record

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import socket
 import time
 from collections.abc import Callable, Collection
@@ -56,7 +55,12 @@ class Supervisor:
         for name in self._starts.keys() & {"a", "b", "tuner"}:
             self._crew.wait_ready(self._crew.part[name])
         if "api" in self._starts:
-            wait_for("an API that listens", lambda: re.search(r"running on http://", self._crew.part["api"].log))
+            wait_for("an API that listens", self._listens)
+
+    def _listens(self) -> bool:
+        api = self._crew.part["api"]
+        assert api.process.poll() is None, api.log
+        return api.says("running on http://")
 
     def tend(self) -> None:
         """Starts again what has been down for long enough, and takes note of every process that there is."""
