@@ -1,0 +1,125 @@
+"""What an API answers, and how fast, while 50 clients ask and workers tune; and behind 10,000 jobs that wait.
+
+1,000 submissions of 200 distinct requests, then 1,000 times GET /best, each by 50 clients that never rest. Then one
+client alone, before and after 10,000 jobs of somebody else wait in the queue: how long a submission and GET /best take,
+and until a new request gets its first nodes. Two nodes of one CPU rank, a tuner and a beat work all the time. Ends with
+an AssertionError if a submission is lost or a duplicate is not shared. Prints JSON.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import statistics
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+TESTS = Path(__file__).resolve().parents[1] / "tests"
+sys.path[:0] = [str(TESTS), str(TESTS / "service")]
+
+from crew import POOL, QUICK, Crew, pool_cluster, wait_for  # noqa: E402
+from load import Answered, Asked, ask_all, percentile_s, submission  # noqa: E402
+from private_fleet import private_fleet  # noqa: E402
+
+from autotune.specs import Job, JobPurpose, JobState  # noqa: E402
+from autotune.tuning.keys import create_key  # noqa: E402
+
+CLIENTS, DISTINCT, TIMES, USERS = 50, 200, 5, 10
+ALONE, GRANTS = 100, 5
+BACKLOG = 10_000
+BEST = Asked(method="GET", path=f"/best?model=tiny&cluster={POOL}&nodes=2&seq_len=64&global_batch=4")
+
+
+class LoadRun:
+    """The phases of the benchmark on one fleet."""
+
+    def __init__(self, crew: Crew, url: str) -> None:
+        self._crew, self._url = crew, url
+        self._secrets = [create_key(crew.store, f"user-{number}", "submit").secret for number in range(USERS)]
+        self._admin = create_key(crew.store, "admin", "admin").secret
+
+    def many(self) -> dict[str, object]:
+        """All clients at once."""
+        requests = [submission(number % DISTINCT) for number in range(DISTINCT * TIMES)]
+        random.Random(1).shuffle(requests)
+        start_s = time.perf_counter()
+        answers = ask_all(self._url, requests, CLIENTS, self._secrets)
+        submit_s = time.perf_counter() - start_s
+        best = ask_all(self._url, [BEST] * len(requests), CLIENTS, self._secrets)
+        self._check(answers)
+        assert {answer.status for answer in best} == {200}
+        self._cancel(sorted({answer.data["tuning"] for answer in answers}))
+        rate = round(len(answers) / submit_s, 1)
+        return {"submit": shown(answers), "best": shown(best), "submissions_per_s": rate}
+
+    def alone(self, first_seed: int) -> dict[str, object]:
+        """One client, with requests that nobody else makes."""
+        answers = ask_all(self._url, [submission(first_seed + n) for n in range(ALONE)], 1, self._secrets[:1])
+        assert {answer.status for answer in answers} == {201}
+        best = ask_all(self._url, [BEST] * ALONE, 1, self._secrets[:1])
+        self._cancel([answer.data["tuning"] for answer in answers])
+        waits_s = [self._first_grant_s(first_seed + ALONE + number) for number in range(GRANTS)]
+        return {"submit": shown(answers), "best": shown(best), "first_nodes_s": round(statistics.median(waits_s), 2)}
+
+    def backlog(self) -> int:
+        """Jobs of somebody else, that run as nodes become free; how many wait when all are stored."""
+        store = self._crew.store
+        for number in range(BACKLOG):
+            store.create_job(
+                Job(
+                    id=f"backlog-{number}", purpose=JobPurpose.REGRESSION, pool=POOL, cluster=pool_cluster(),
+                    request=QUICK, principal="somebody", deadline_s=60.0, created_at=store.now(),
+                )
+            )  # fmt: skip
+        self._crew.queue.schedule(POOL)
+        return store.counts().jobs[JobState.QUEUED.value]
+
+    def _check(self, answers: Sequence[Answered]) -> None:
+        assert sum(answer.status == 201 for answer in answers) == DISTINCT
+        assert {answer.status for answer in answers} == {200, 201}
+        led_to = {(answer.asked.body or {})["seed"]: answer.data["tuning"] for answer in answers}
+        assert all(led_to[(answer.asked.body or {})["seed"]] == answer.data["tuning"] for answer in answers)
+        stored = {tuning.id for tuning in self._crew.store.tunings(10_000)}
+        assert len(set(led_to.values())) == DISTINCT
+        assert set(led_to.values()) <= stored
+
+    def _cancel(self, tunings: Sequence[str]) -> None:
+        taken_back = [Asked(method="DELETE", path=f"/tunings/{each}?force=true") for each in tunings]
+        answers = ask_all(self._url, taken_back, 1, [self._admin])
+        assert {answer.status for answer in answers} == {200}
+
+    def _first_grant_s(self, seed: int) -> float:
+        """From the submission of a request until its first job has nodes; 120 s at most are waited for."""
+        (answer,) = ask_all(self._url, [submission(seed)], 1, self._secrets[1:2])
+        tuning_id, store = answer.data["tuning"], self._crew.store
+        wait_for("its first nodes", lambda: any(job.granted_at for job in store.jobs(tuning_id=tuning_id)))
+        granted_at = min(job.granted_at for job in store.jobs(tuning_id=tuning_id) if job.granted_at is not None)
+        self._cancel([tuning_id])
+        return (granted_at - store.tuning(tuning_id).created_at).total_seconds()
+
+
+def shown(answers: Sequence[Answered]) -> dict[str, float]:
+    """Milliseconds."""
+    found = {"p50": percentile_s(answers, 0.5), "p99": percentile_s(answers, 0.99), "max": percentile_s(answers, 1.0)}
+    return {name: round(1e3 * value, 1) for name, value in found.items()}
+
+
+def main() -> None:
+    """Runs all phases."""
+    before = os.getloadavg()
+    with private_fleet() as (crew, supervisor):
+        crew.wait_done(crew.submit(2))  # so that there is a best plan
+        run = LoadRun(crew, supervisor.url)
+        found: dict[str, object] = {"load_before": [round(each, 1) for each in before]}
+        found["alone"] = run.alone(10_000)
+        found["many"] = run.many()
+        found["waiting"] = run.backlog()
+        found["alone_behind_backlog"] = run.alone(20_000)
+    print(json.dumps(found, indent=2))
+
+
+if __name__ == "__main__":
+    main()
