@@ -182,7 +182,13 @@ def _suspects(job: Job, earlier: Job) -> set[str]:
 
 
 def straggles(job: Job, outcome: ProbeOutcome, now: datetime) -> Sequence[NodeIncident]:
-    """An incident for each node with a rank that computed STRAGGLER_RATIO longer than the median of its stage."""
+    """An incident for each node with a rank that computed STRAGGLER_RATIO longer than the median of its stage.
+
+    None where ranks share cores: there each waits for the others' time slices, and no node is at fault.
+    """
+    cluster = job.cluster
+    if cluster.node_cores is not None and cluster.node_cores < cluster.gpus_per_node:
+        return []
     incidents: dict[str, NodeIncident] = {}
     for reading in outcome.readings:
         if not isinstance(reading, StepReading):

@@ -11,6 +11,7 @@ from collections import OrderedDict
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from datetime import UTC, datetime
 
 from autotune.errors import InputError, StoreConflictError
 from autotune.specs import (
@@ -66,7 +67,8 @@ class FleetService:
 
     def __init__(self, store: FleetStore, queue: Queue, merge: Merge) -> None:
         self._store, self._queue, self._merge = store, queue, merge
-        self._checked: OrderedDict[str, float] = OrderedDict()
+        self._checked: OrderedDict[str, None] = OrderedDict()
+        self._pools: dict[str, tuple[float, ClusterSpec, int]] = {}
 
     def close(self) -> None:
         """Lets go of the broker; the store is whoever's opened it."""
@@ -99,7 +101,7 @@ class FleetService:
             NothingFitsError: no legal plan is estimated to fit.
             StoreConflictError: the idempotency key was used for another request.
         """
-        now = self._store.now()
+        now = datetime.now(UTC)  # for people and for the order of lists; nothing is decided by it
         tuning = Tuning(
             id=uuid.uuid4().hex[:12],
             model=model,
@@ -156,31 +158,35 @@ class FleetService:
         raise StoreConflictError(f"tuning {tuning.id!r} is being claimed all the time")
 
     def _check(self, tuning: Tuning, asked: str) -> None:
-        """Refuses a request that cannot lead to a plan. One that was found good is not judged again.
-
-        Its pool is, every few seconds: that may have got other hardware.
-        """
-        checked_at = self._checked.get(asked)
-        if checked_at is not None and time.monotonic() - checked_at < POOL_TRUST_S:
-            return
+        """Refuses a request that cannot lead to a plan. One that was found good is not judged again; its pool is."""
         self._require_pool(tuning.cluster)
-        if checked_at is None:
-            check_request(tuning.model, tuning.cluster, tuning.workload, tuning.space)
-        self._checked[asked] = time.monotonic()
+        if asked in self._checked:
+            return
+        check_request(tuning.model, tuning.cluster, tuning.workload, tuning.space)
+        self._checked[asked] = None
         if len(self._checked) > MOST_CHECKED:
             self._checked.popitem(last=False)
 
     def _require_pool(self, cluster: ClusterSpec) -> None:
-        pool = self._store.cluster(cluster.name)
-        same = pool.model_copy(update={"nodes": cluster.nodes, "inter": cluster.inter or pool.inter})
-        asked = cluster.model_copy(update={"inter": cluster.inter or pool.inter})
-        if same.key != asked.key:
-            ours, theirs = same.to_data(), asked.to_data()
-            differ = ", ".join(name for name in ours if ours[name] != theirs[name])
-            raise InputError("cluster", cluster.name, f"the pool of that name has other hardware ({differ} differ)")
-        most = max(pool.nodes, len(self._store.nodes(cluster.name)))
+        pool, nodes = self._pool(cluster.name)
+        if cluster.key != pool.model_copy(update={"nodes": cluster.nodes}).key:
+            same = pool.model_copy(update={"nodes": cluster.nodes, "inter": cluster.inter or pool.inter})
+            asked = cluster.model_copy(update={"inter": cluster.inter or pool.inter})
+            if same.key != asked.key:
+                ours, theirs = same.to_data(), asked.to_data()
+                differ = ", ".join(name for name in ours if ours[name] != theirs[name])
+                raise InputError("cluster", cluster.name, f"the pool of that name has other hardware ({differ} differ)")
+        most = max(pool.nodes, nodes)
         if cluster.nodes > most:
             raise InputError("cluster.nodes", cluster.nodes, f"pool {cluster.name} has {most}")
+
+    def _pool(self, name: str) -> tuple[ClusterSpec, int]:
+        """A pool and how many nodes it has, as they were a few seconds ago at most."""
+        known = self._pools.get(name)
+        if known is None or time.monotonic() > known[0]:
+            pool, nodes = self._store.cluster(name), len(self._store.nodes(name))
+            known = self._pools[name] = (time.monotonic() + POOL_TRUST_S, pool, nodes)
+        return known[1], known[2]
 
     # -- what moves them on -------------------------------------------------------------------------------
 
