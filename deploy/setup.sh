@@ -55,7 +55,7 @@ print(tomllib.load(open("pyproject.toml", "rb"))["project"]["optional-dependenci
             "large: set TORCH_INDEX_URL to an index of CPU builds to avoid it"
     fi
     echo "setup: installing Python packages into $venv"
-    "$venv/bin/pip" install --quiet --editable '.[torch,postgres,service,dev]'
+    "$venv/bin/pip" install --quiet --editable '.[torch,postgres,service,report,dev]'
 }
 
 setup_services() {

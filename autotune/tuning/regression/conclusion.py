@@ -77,12 +77,12 @@ def conclude(check: Check, done: Sequence[CheckMeasurement], background: Backgro
     baseline = background.baseline
     if failed is not None:
         return Conclusion(result=_broken(failed, windows), again=False)
-    good = sum(item.speed is not None for item in done)
+    good, spent_gpu_s = sum(item.speed is not None for item in done), sum(item.gpu_s for item in done)
     if not windows or good % len(order_of(background.entry)):
         return Conclusion(result=CheckResult(verdict=VerdictKind.CANNOT_TELL), again=True)
     if baseline is None:
-        return _first(windows)
-    return _compared(check, windows, baseline, background, sum(item.gpu_s for item in done))
+        return _first(check, windows, spent_gpu_s)
+    return _compared(check, windows, baseline, background, spent_gpu_s)
 
 
 def _affordable(check: Check, windows: Sequence[CheckWindow], spent_gpu_s: float) -> bool:
@@ -91,7 +91,7 @@ def _affordable(check: Check, windows: Sequence[CheckWindow], spent_gpu_s: float
     return limit is None or spent_gpu_s * (1.0 + 1.0 / len(windows)) <= limit
 
 
-def _first(windows: Sequence[CheckWindow]) -> Conclusion:
+def _first(check: Check, windows: Sequence[CheckWindow], spent_gpu_s: float) -> Conclusion:
     result = CheckResult(
         verdict=VerdictKind.BASELINE,
         windows=tuple(windows),
@@ -99,7 +99,8 @@ def _first(windows: Sequence[CheckWindow]) -> Conclusion:
         peak_bytes=peak_of(windows),
         message=f"{len(windows)} windows to compare later checks with",
     )
-    return Conclusion(result=result, again=len(windows) < BASELINE_WINDOWS)
+    again = len(windows) < BASELINE_WINDOWS and _affordable(check, windows, spent_gpu_s)
+    return Conclusion(result=result, again=again)
 
 
 def _compared(

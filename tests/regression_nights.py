@@ -1,0 +1,91 @@
+"""Nights of a machine made of formulas, over a real store: what a prober would measure on it."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from datetime import UTC, datetime
+
+from autotune.specs import (
+    BestEntry,
+    ClusterSpec,
+    Device,
+    DeviceKind,
+    DType,
+    Fingerprint,
+    Link,
+    ModelSpec,
+    Norm,
+    Plan,
+    ProbeOutcome,
+    ProbeRequest,
+    Workload,
+)
+from autotune.specs.regression import AlertChannel, Check
+from autotune.tuning.ports import OnProgress
+from autotune.tuning.regression.local import LocalRegression, Night
+from benchmarks.regression_machine import Machine
+from storage import SqlStore
+
+MODEL = ModelSpec(
+    name="tiny", layers=4, hidden=64, heads=4, kv_heads=4, head_dim=16, ffn=256, gated=False, vocab=512, tied=False,
+    norm=Norm.RMSNORM, source="ours",
+)  # fmt: skip
+WORKLOAD = Workload(seq_len=32, global_batch=8, dtype=DType.FP32)
+CLUSTER = ClusterSpec(
+    name="here", nodes=1, gpus_per_node=2, device=Device(name="card", kind=DeviceKind.CPU, memory_bytes=2**30),
+    intra=Link(name="bus"),
+)  # fmt: skip
+FINGERPRINT = Fingerprint(
+    hostname="node-0", device_name="card", device_count=2, device_memory_bytes=2**30, torch="2.11.0"
+)
+
+
+class MachineProber:
+    """A Prober of such a machine; `dies_after` probes it raises what an interrupt does."""
+
+    def __init__(self, machine: Machine, fingerprint: Fingerprint = FINGERPRINT) -> None:
+        self.machine, self.environment = machine, fingerprint
+        self.dies_after: int | None = None
+        self.closed = 0
+
+    def fingerprint(self) -> Fingerprint:
+        return self.environment
+
+    def run(self, request: ProbeRequest, *, deadline_s: float, on_progress: OnProgress | None = None) -> ProbeOutcome:
+        if self.dies_after is not None:
+            self.dies_after -= 1
+            if self.dies_after < 0:
+                raise KeyboardInterrupt
+        return self.machine.answer(request)
+
+    def close(self) -> None:
+        self.closed += 1
+
+
+class Nights:
+    """One entry of a store, checked night after night."""
+
+    def __init__(self, store: SqlStore, channels: Collection[AlertChannel] = (), **changes: object) -> None:
+        self.store, self.channels = store, channels
+        store.put_fingerprint(FINGERPRINT)
+        self.entry = store.put_best(entry_of(**changes))
+        self.prober = MachineProber(Machine(cluster=self.entry.cluster, across_s=0.0, inside_s=0.03))
+
+    def night(self, *, budget_gpu_s: float | None = None, retune: bool = False, **trouble: object) -> Night:
+        self.prober.machine.visit(**trouble)
+        regression = LocalRegression(self.store, lambda cluster: self.prober, channels=self.channels)
+        return regression.run([self.entry], budget_gpu_s=budget_gpu_s, retune=retune)
+
+    def check(self, **trouble: object) -> Check:
+        (check,) = self.night(**trouble).checks
+        return check
+
+
+def entry_of(**changes: object) -> BestEntry:
+    """An entry of the machine, as a tuning would have stored it."""
+    made = BestEntry(
+        model=MODEL, parameters=1e6, cluster=CLUSTER, workload=WORKLOAD, plan=Plan(dp=2), tokens_per_s_per_gpu=1500.0,
+        interval=(1490.0, 1510.0), repeats=3, peak_bytes=None, fingerprint_key=FINGERPRINT.key,
+        environment_key=FINGERPRINT.environment_key, measured_at=datetime(2026, 5, 4, tzinfo=UTC),
+    )  # fmt: skip
+    return made.model_copy(update=changes)

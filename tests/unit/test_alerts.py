@@ -1,0 +1,247 @@
+"""Alerts over real servers on this machine: signed, sent once, tried again."""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import json
+import socket
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from datetime import UTC, datetime, timedelta
+from http.server import BaseHTTPRequestHandler, HTTPServer
+from pathlib import Path
+from threading import Thread
+from typing import Any
+
+import pytest
+from aiosmtpd.controller import Controller
+from aiosmtpd.smtp import SMTP, Envelope, Session
+from regression_nights import Nights
+
+from autotune.alerts.delivery import FIRST_PAUSE, LEASE, MOST_ATTEMPTS, deliver, deliver_patiently, senders_of
+from autotune.alerts.mail import Mail
+from autotune.alerts.webhook import KEY_HEADER, SIGNATURE_HEADER, SendError, Webhook
+from autotune.errors import InputError
+from autotune.settings import Settings, read_settings
+from autotune.specs.regression import Alert, AlertChannel, AlertEvent, CauseKind, Incident
+from storage import SqlStore, open_store
+
+SECRET = "swordfish"
+MOMENT = datetime(2026, 5, 4, 3, 2, 1, tzinfo=UTC)
+INCIDENT = Incident(
+    id=7, key="k", kind=CauseKind.LINK_ACROSS, subject="link wire\nacross", message="half as fast", check_id="c1",
+    opened_at=MOMENT, series=("s",), entries=(1, 2),
+)  # fmt: skip
+
+
+def alert(event: AlertEvent = AlertEvent.OPENED) -> Alert:
+    return Alert(key="c1-opened", incident=INCIDENT, event=event, channel=AlertChannel.EMAIL, at=MOMENT, due_at=MOMENT)
+
+
+@dataclass
+class Receiver:
+    """What a webhook's server was sent; it answers with `answers`, the last one for ever."""
+
+    url: str = ""
+    answers: list[int] = field(default_factory=lambda: [204])
+    got: list[tuple[dict[str, str], bytes]] = field(default_factory=list)
+
+    def handler(self) -> type[BaseHTTPRequestHandler]:
+        receiver = self
+
+        class Handler(BaseHTTPRequestHandler):
+            def do_POST(self) -> None:
+                body = self.rfile.read(int(self.headers["Content-Length"]))
+                receiver.got.append((dict(self.headers), body))
+                code = receiver.answers.pop(0) if len(receiver.answers) > 1 else receiver.answers[0]
+                self.send_response(code)
+                if code == 302:
+                    self.send_header("Location", receiver.url + "/elsewhere")
+                self.end_headers()
+
+            do_GET = do_POST
+
+            def log_message(self, *arguments: object) -> None:
+                pass
+
+        return Handler
+
+
+@contextmanager
+def http_server(receiver: Receiver) -> Iterator[Receiver]:
+    with HTTPServer(("127.0.0.1", 0), receiver.handler()) as server:
+        receiver.url = f"http://127.0.0.1:{server.server_port}"
+        thread = Thread(target=server.serve_forever)
+        thread.start()
+        try:
+            yield receiver
+        finally:
+            server.shutdown()
+            thread.join()
+
+
+@pytest.fixture
+def receiver() -> Iterator[Receiver]:
+    with http_server(Receiver()) as found:
+        yield found
+
+
+class Mailbox:
+    """What a mail server was sent."""
+
+    def __init__(self) -> None:
+        self.got: list[Envelope] = []
+
+    async def handle_DATA(self, server: SMTP, session: Session, envelope: Envelope) -> str:
+        self.got.append(envelope)
+        return "250 OK"
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+@pytest.fixture
+def mail() -> Iterator[tuple[str, Mailbox]]:
+    box, port = Mailbox(), free_port()
+    controller = Controller(box, hostname="127.0.0.1", port=port)
+    controller.start()
+    yield f"smtp://127.0.0.1:{port}", box
+    controller.stop()
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Iterator[SqlStore]:
+    """With an incident that is to be told to both channels."""
+    with open_store(f"sqlite:///{tmp_path / 'a.db'}") as opened:
+        nights = Nights(opened, channels=tuple(AlertChannel))
+        nights.check()
+        nights.check(inside=2.0)
+        yield opened
+
+
+def settings(**changes: Any) -> Settings:
+    return Settings(database_url="sqlite://", log_dir=Path("/nowhere"), **changes)
+
+
+def now() -> datetime:
+    return datetime.now(UTC)
+
+
+def test_a_webhook_is_signed_over_time_and_body(receiver: Receiver) -> None:
+    Webhook(receiver.url, SECRET, lambda: MOMENT).send(alert())
+    ((headers, body),) = receiver.got
+    stamp = int(MOMENT.timestamp())
+    expected = hmac.new(SECRET.encode(), f"{stamp}.".encode() + body, hashlib.sha256).hexdigest()
+    assert headers[SIGNATURE_HEADER] == f"t={stamp},v1={expected}"
+    assert headers[KEY_HEADER] == "c1-opened"
+    data = json.loads(body)
+    assert data["event"] == "incident.opened"
+    assert data["incident"]["cause"] == "link_across"
+    assert data["incident"]["entries"] == [1, 2]
+    assert SECRET not in body.decode()
+
+
+@pytest.mark.parametrize("code", [302, 404, 500])
+def test_an_answer_that_is_no_success_is_an_error_and_no_redirect_is_followed(receiver: Receiver, code: int) -> None:
+    receiver.answers = [code]
+    with pytest.raises(SendError, match=str(code)):
+        Webhook(receiver.url, SECRET, now).send(alert())
+    assert len(receiver.got) == 1
+
+
+def test_a_server_that_is_not_there_is_an_error_without_the_url() -> None:
+    with pytest.raises(SendError, match="cannot be reached") as error:
+        Webhook(f"http://127.0.0.1:{free_port()}/token", SECRET, now).send(alert())
+    assert "token" not in str(error.value)
+
+
+def test_a_mail_says_what_is_wrong_and_is_the_same_each_time(mail: tuple[str, Mailbox]) -> None:
+    url, box = mail
+    Mail(url, "a@example.org, b@example.org", "autotune@example.org").send(alert())
+    (envelope,) = box.got
+    assert envelope.rcpt_tos == ["a@example.org", "b@example.org"]
+    content = envelope.content
+    assert isinstance(content, bytes)
+    text = content.decode()
+    assert "Subject: autotune: slower: link wire across (incident 7)" in text
+    assert "Message-ID: <c1-opened@autotune>" in text
+    assert "half as fast" in text
+
+
+def test_a_password_is_not_sent_without_tls(mail: tuple[str, Mailbox]) -> None:
+    url, box = mail
+    with pytest.raises(SendError, match="no TLS"):
+        Mail(url.replace("//", "//me:secret@"), "a@example.org", "b@example.org").send(alert())
+    assert box.got == []
+
+
+def test_each_alert_goes_to_each_channel_once(store: SqlStore, receiver: Receiver, mail: tuple[str, Mailbox]) -> None:
+    url, box = mail
+    senders = senders_of(
+        settings(webhook_url=receiver.url, webhook_secret=SECRET, smtp_url=url, alert_email="a@example.org")
+    )
+    assert deliver(store, senders) == 0
+    assert deliver(store, senders) == 0
+    assert (len(receiver.got), len(box.got)) == (1, 1)
+    assert deliver_patiently(store, senders) == 0
+
+
+def test_what_fails_is_tried_again_later_under_the_same_key(store: SqlStore, receiver: Receiver) -> None:
+    receiver.answers = [500, 503, 200]
+    senders = senders_of(settings(webhook_url=receiver.url, webhook_secret=SECRET))
+    moment = now()
+    assert deliver(store, senders, clock=lambda: moment) == 1
+    assert deliver(store, senders, clock=lambda: moment) == 0  # not yet due again
+    moment += FIRST_PAUSE
+    assert deliver(store, senders, clock=lambda: moment) == 1
+    moment += 2 * FIRST_PAUSE
+    assert deliver(store, senders, clock=lambda: moment) == 0
+    assert len({headers[KEY_HEADER] for headers, _ in receiver.got}) == 1
+    assert len(receiver.got) == 3
+    (left,) = store.due_alerts(moment + LEASE)
+    assert left.channel is AlertChannel.EMAIL  # it is not set up here, and waits for who has it
+
+
+def test_at_some_time_it_is_given_up(store: SqlStore, receiver: Receiver) -> None:
+    receiver.answers = [500]
+    senders = senders_of(settings(webhook_url=receiver.url, webhook_secret=SECRET))
+    moment = now()
+    for _ in range(MOST_ATTEMPTS + 5):
+        deliver(store, senders, clock=lambda at=moment: at)  # type: ignore[misc]
+        moment += timedelta(hours=7)
+    assert len(receiver.got) == MOST_ATTEMPTS
+
+
+def test_settings_are_read_and_their_secrets_not_shown() -> None:
+    read = read_settings(
+        {
+            "AUTOTUNE_WEBHOOK_URL": "https://hooks.example.org/secret-path",
+            "AUTOTUNE_WEBHOOK_SECRET": SECRET,
+            "AUTOTUNE_SMTP_URL": "smtps://me:hunter2@mail.example.org",
+            "AUTOTUNE_ALERT_EMAIL": "a@example.org",
+        }
+    )
+    assert set(senders_of(read)) == set(AlertChannel)
+    for hidden in (SECRET, "hunter2", "secret-path"):
+        assert hidden not in repr(read)
+
+
+@pytest.mark.parametrize(
+    ("changes", "named"),
+    [
+        ({"webhook_url": "ftp://example.org", "webhook_secret": SECRET}, "AUTOTUNE_WEBHOOK_URL"),
+        ({"webhook_url": "https://example.org/hidden"}, "AUTOTUNE_WEBHOOK_SECRET"),
+        ({"smtp_url": "mail.example.org", "alert_email": "a@example.org"}, "AUTOTUNE_SMTP_URL"),
+        ({"smtp_url": "smtp://me:hidden@example.org:port", "alert_email": "a@example.org"}, "AUTOTUNE_SMTP_URL"),
+        ({"smtp_url": "smtp://example.org", "alert_email": "nobody"}, "AUTOTUNE_ALERT_EMAIL"),
+    ],
+)
+def test_wrong_settings_are_named_and_not_shown(changes: dict[str, str], named: str) -> None:
+    with pytest.raises(InputError, match=named) as error:
+        senders_of(settings(**changes))
+    assert "hidden" not in str(error.value)
