@@ -107,7 +107,7 @@ class MemoryModel:
             even, hot = kept_bytes(self._moe, rows), kept_bytes(self._hot, rows)
             kinds.append((np.where(shared, hot[0], even[0]), np.where(shared, hot[1], even[1])))
         best = self._stage(0, rows, kinds)
-        for slot in range(1, len(self._slots)):
+        for slot in range(1, self._slots.heavy):
             best = _larger(best, self._stage(slot, rows, kinds))
         parts, stage, _ = best
         return parts, stage

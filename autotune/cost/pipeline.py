@@ -74,23 +74,26 @@ def stages(dense: int, moe: int, pp: int, vpp: int, head_layers: float = 0.0) ->
 
 
 @lru_cache(maxsize=65536)
-def worst_stages(dense: int, moe: int, pp: int, vpp: int, head_layers: float = 0.0) -> tuple[Stage, ...]:
-    """The stages that may have the most memory or set the pace.
+def worst_stages(
+    dense: int, moe: int, pp: int, vpp: int, head_layers: float = 0.0
+) -> tuple[tuple[Stage, ...], tuple[Stage, ...]]:
+    """(the stages that may have the most memory, those that may only set the pace).
 
     Of two where one holds no less, it is the earlier one that has more memory (it keeps at least as many
     micro-batches), but either may set the pace: what is left out has both a fuller stage before and one behind it.
     """
     held = stages(dense, moe, pp, vpp, head_layers)
-    return tuple(
-        stage
-        for i, stage in enumerate(held)
-        if not any(stage.within(other) for other in held[:i]) or not any(stage.within(other) for other in held[i + 1 :])
-    )
+    heavy = [stage for i, stage in enumerate(held) if not any(stage.within(other) for other in held[:i])]
+    late = [stage for i, stage in enumerate(held) if not any(stage.within(other) for other in held[i + 1 :])]
+    return tuple(heavy), tuple(stage for stage in late if stage not in heavy)
 
 
 @dataclass(frozen=True, eq=False)
 class StageSlots:
-    """The candidates for the worst stage, by layout: columns of shape (slots, layouts), padded by repetition."""
+    """The candidates for the worst stage, by layout: columns of shape (slots, layouts), padded by repetition.
+
+    Those that may have the most memory are among the first `heavy`.
+    """
 
     index: FloatColumn
     dense_layers: FloatColumn
@@ -99,6 +102,7 @@ class StageSlots:
     last: FloatColumn
     dense_before: FloatColumn
     moe_before: FloatColumn
+    heavy: int
 
     def __len__(self) -> int:
         return len(self.index)
@@ -110,7 +114,9 @@ def stage_slots(model: ModelSpec, layouts: Layouts, *, by_cost: bool = False) ->
     top = int(layouts.vpp.max(initial=1)) + 1
     codes, inverse = distinct((layouts.pp * top + layouts.vpp).astype(np.int64))
     head = _head_layers(model) if by_cost else 0.0
-    candidates = [worst_stages(dense, moe, int(code) // top, int(code) % top, head) for code in codes]
+    split = [worst_stages(dense, moe, int(code) // top, int(code) % top, head) for code in codes]
+    most = max((len(heavy) for heavy, _ in split), default=1)
+    candidates = [heavy + late for heavy, late in split]
     width = max((len(found) for found in candidates), default=1)
     rows = np.array(
         [
@@ -122,8 +128,10 @@ def stage_slots(model: ModelSpec, layouts: Layouts, *, by_cost: bool = False) ->
         ],
         dtype=np.float64,
     ).reshape(len(candidates), width, 7)
-    columns = rows[inverse].transpose(2, 1, 0)
-    return StageSlots(*(np.ascontiguousarray(column) for column in columns))
+    index, dense_in, moe_in, first, last, dense_before, moe_before = (
+        np.ascontiguousarray(column) for column in rows[inverse].transpose(2, 1, 0)
+    )
+    return StageSlots(index, dense_in, moe_in, first, last, dense_before, moe_before, heavy=most)
 
 
 def _head_layers(model: ModelSpec) -> float:

@@ -13,7 +13,7 @@ from autotune.cost.estimate import estimate, memory_table
 from autotune.cost.layouts import Layouts
 from autotune.cost.memory import MemoryModel, optimizer_bytes
 from autotune.cost.parameters import total_parameters
-from autotune.cost.pipeline import StageSlots, chunk_layers, cut_by_cost, in_flight, stage_slots, stages
+from autotune.cost.pipeline import Stage, StageSlots, chunk_layers, cut_by_cost, in_flight, stage_slots, stages
 from autotune.cost.rows import pieces
 from autotune.cost.shapes import Shapes
 from autotune.cost.table import SCHEDULES, PlanTable
@@ -202,7 +202,8 @@ def test_worst_stage_is_the_worst_of_all_stages(name: str, schedule: Schedule) -
         layouts = Layouts.of(table)
         held = stages(*_layer_kinds(spec), pp, vpp)
         every = StageSlots(
-            *(np.array([[float(x)] for x in column]) for column in zip(*(_facts(s) for s in held), strict=True))
+            *(np.array([[float(x)] for x in column]) for column in zip(*(_facts(s) for s in held), strict=True)),
+            heavy=len(held),
         )
         _, rows = next(pieces(table, layouts, Shapes.of(table, layouts, workload), workload))
         parts, stage = MemoryModel(spec, workload, layouts, stage_slots(spec, layouts)).peak(rows)
@@ -215,8 +216,8 @@ def _layer_kinds(spec: ModelSpec) -> tuple[int, int]:
     return (spec.dense_layers, spec.layers - spec.dense_layers) if spec.experts else (spec.layers, 0)
 
 
-def _facts(stage: object) -> tuple[float, ...]:
-    return tuple(float(getattr(stage, field.name)) for field in fields(StageSlots))
+def _facts(stage: Stage) -> tuple[float, ...]:
+    return tuple(float(getattr(stage, field.name)) for field in fields(Stage))
 
 
 def test_last_stage_is_worst_where_the_loss_is_large() -> None:
