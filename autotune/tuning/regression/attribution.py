@@ -73,7 +73,8 @@ def attribute(evidence: Evidence) -> Attribution:
     trace = _typical(evidence.baseline)
     found = [_control(role, evidence, trace) for role in controls(evidence.entry)]
     cause = (
-        memory_cause(evidence.entry, evidence.baseline, evidence.now)
+        _moved(evidence)
+        or memory_cause(evidence.entry, evidence.baseline, evidence.now)
         or slow_ranks(evidence.entry, evidence.baseline, evidence.now, enough=ENOUGH * evidence.loss)
         or _slower_control(evidence, found)
         or _software(evidence)
@@ -81,6 +82,15 @@ def attribute(evidence: Evidence) -> Attribution:
     )
     changed = tuple(item.text for item in evidence.changed)
     return cause.model_copy(update={"controls": tuple(found), "changed": changed})
+
+
+def _moved(evidence: Evidence) -> Attribution | None:
+    """Windows on different nodes say nothing of any of them."""
+    traces = [window.trace for window in evidence.now if window.trace is not None]
+    places = {tuple(rank.hostname for rank in trace.ranks) for trace in traces}
+    if len(places) < 2:
+        return None
+    return Attribution(kind=CauseKind.CANNOT_TELL, text="the check was measured on other nodes from window to window")
 
 
 def _control(role: CheckRole, evidence: Evidence, trace: StepTrace | None) -> ControlChange:

@@ -1,0 +1,165 @@
+"""False alarms and found losses of the nightly regression, with noise that was measured on this machine.
+
+    python benchmarks/regression_rates.py measure noise.json   # real step probes of the tiny preset, a few minutes
+    python benchmarks/regression_rates.py simulate noise.json  # thousands of checks with that noise
+
+`measure` takes windows as a check does (autotune.tuning.regression.protocol), in several visits with fresh ranks, and
+writes every speed. `simulate` draws windows with the three standard deviations found there, and with tails heavier than
+normal ones, and counts verdicts: of unchanged plans, and of plans that lost 5 % and 10 %.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import tempfile
+from collections import Counter
+from datetime import UTC, datetime
+from pathlib import Path
+
+import numpy as np
+
+from autotune.catalog import smallest
+from autotune.catalog.workloads import workload
+from autotune.specs import BestEntry, ClusterSpec, Plan
+from autotune.specs.regression import CheckMeasurement, CheckRole, VerdictKind
+from autotune.tuning.regression.protocol import measured, next_request, order_of, windows_of
+from autotune.tuning.regression.verdict import BASELINE_WINDOWS, REPEATS, judge
+from autotune.tuning.regression.windows import Noise, Window, noise_of
+from probes.launch import LocalProber
+
+VISITS, WINDOWS = 6, 3
+CHECKS, BLOCK = 4000, 200
+LOSSES = (0.0, 0.05, 0.10)
+RANKS = 2
+
+
+def machine() -> ClusterSpec:
+    """This machine as CPU ranks."""
+    device = {"name": "cpu-rank", "kind": "cpu", "memory_bytes": 1 << 30}
+    data = {"name": "here", "nodes": 1, "gpus_per_node": RANKS, "device": device, "intra": {"name": "loopback"}}
+    return ClusterSpec.from_data(data)
+
+
+def entry() -> BestEntry:
+    """The tiny preset, data parallel."""
+    cluster, model = machine(), smallest()
+    asked = workload(model, cluster, {"seq_len": None, "global_batch": None, "dtype": None})
+    return BestEntry(
+        model=model, parameters=1.0, cluster=cluster, workload=asked, plan=Plan(dp=RANKS), tokens_per_s_per_gpu=1000.0,
+        interval=(900.0, 1100.0), repeats=1, peak_bytes=None, measured_at=datetime.now(UTC),
+    )  # fmt: skip
+
+
+def measure(path: Path) -> None:
+    """Real windows of every role, by visit."""
+    of = entry()
+    visits: list[list[dict[str, list[float]]]] = []
+    for number in range(VISITS):
+        done: list[CheckMeasurement] = []
+        before = os.getloadavg()[0]
+        with tempfile.TemporaryDirectory() as logs, LocalProber(of.cluster, log_dir=Path(logs)) as prober:
+            wanted_count = WINDOWS * len(order_of(of))
+            while (wanted := next_request(of, done, again=len(done) < wanted_count)) is not None:
+                done.append(measured(wanted, prober.run(wanted.request, deadline_s=300.0), datetime.now(UTC)))
+        found = [{role.value: list(speeds) for role, speeds in window.speeds.items()} for window in windows_of(done)]
+        visits.append(found)
+        load = f"load {before:.1f} before, {os.getloadavg()[0]:.1f} after"
+        print(f"visit {number}: {len(found)} windows, {load}, {noises(visits)}", flush=True)
+        data = {"at": datetime.now(UTC).isoformat(), "cores": os.cpu_count(), "load": os.getloadavg(), "visits": visits}
+        path.write_text(json.dumps(data, indent=1) + "\n")
+
+
+def noises(visits: list[list[dict[str, list[float]]]], role: CheckRole = CheckRole.WINNER) -> Noise:
+    """What the measured windows of a role teach."""
+    return noise_of([series(visits, role)])
+
+
+def series(visits: list[list[dict[str, list[float]]]], role: CheckRole) -> list[Window]:
+    """The windows of a role, as ln speed."""
+    return [
+        Window(visit=str(number), logs=tuple(float(np.log(speed)) for speed in window[role.value]))
+        for number, visit in enumerate(visits)
+        for window in visit
+    ]
+
+
+class Simulation:
+    """Windows with given noise: normal, or with the tails of Student's t with three degrees of freedom."""
+
+    def __init__(self, noise: Noise, *, heavy: bool, seed: int) -> None:
+        self.noise, self.heavy, self.random = noise, heavy, np.random.default_rng(seed)
+
+    def visit(self, name: str, count: int, level: float) -> list[Window]:
+        """Some windows of one visit."""
+        night = level + self.noise.visits * self.random.normal()
+        return [self.window(name, night) for _ in range(count)]
+
+    def window(self, name: str, level: float) -> Window:
+        """Five repeats."""
+        own = self.random.standard_t(3, REPEATS) / np.sqrt(3.0) if self.heavy else self.random.normal(size=REPEATS)
+        centre = level + self.noise.between * self.random.normal()
+        return Window(visit=name, logs=tuple(float(value) for value in centre + self.noise.within * own))
+
+    def check(self, loss: float, visits: int, baseline_windows: int = BASELINE_WINDOWS) -> tuple[VerdictKind, int]:
+        """A plan's first check, `visits` - 1 good ones, and one of a plan that lost something: verdict and windows."""
+        baseline = self.visit("0", baseline_windows, 0.0)
+        for number in range(1, visits):
+            baseline += self.visit(str(number), 1, 0.0)
+        noise = noise_of([baseline])
+        level = float(np.log1p(-loss)) + self.noise.visits * self.random.normal()
+        now = [self.window("now", level)]
+        while (verdict := judge(baseline, now, noise)).again:
+            now.append(self.window("now", level))
+        return verdict.kind, len(now)
+
+
+def simulate(path: Path) -> None:
+    """Tables of verdicts."""
+    data = json.loads(path.read_text())
+    measured_noise = noises(data["visits"])
+    print(f"noise of {data['at']} on {data['cores']} cores at load {data['load'][0]:.1f}: {measured_noise}\n")
+    cases = {
+        "measured": measured_noise,
+        "half of it": scaled(measured_noise, 0.5),
+        "within 1 %, windows 0.5 %, visits 0.5 %": Noise(within=0.01, between=0.005, visits=0.005, count=0),
+        "within 2 %, windows 1 %, visits 0.5 %": Noise(within=0.02, between=0.01, visits=0.005, count=0),
+    }
+    headings = ("noise", "tails", "earlier visits", "loss", "unchanged", "worse", "better", "cannot tell", "windows")
+    print("| " + " | ".join([*headings, "most alarms in 200"]) + " |")
+    print("|---|---|---|---|---|---|---|---|---|---|")
+    for name, noise in cases.items():
+        for heavy in (False, True):
+            for visits in (1, 5):
+                for loss in LOSSES:
+                    print(row(name, noise, heavy=heavy, visits=visits, loss=loss), flush=True)
+    print("\n| baseline windows | found of 5 % losses at the measured noise |\n|---|---|")
+    for count in (1, 2, 4, 8):
+        simulation = Simulation(measured_noise, heavy=False, seed=count)
+        found = [simulation.check(0.05, 1, count)[0] for _ in range(CHECKS // 4)]
+        print(f"| {count} | {found.count(VerdictKind.WORSE) / len(found):.1%} |")
+
+
+def row(name: str, noise: Noise, *, heavy: bool, visits: int, loss: float) -> str:
+    """One line: shares of verdicts, mean windows, and the most wrong or right alarms in any block of 200 checks."""
+    simulation = Simulation(noise, heavy=heavy, seed=1)
+    found = [simulation.check(loss, visits) for _ in range(CHECKS)]
+    kinds = Counter(kind for kind, _ in found)
+    alarms = [kind in {VerdictKind.WORSE, VerdictKind.BETTER} for kind, _ in found]
+    blocks = [sum(alarms[start : start + BLOCK]) for start in range(0, CHECKS, BLOCK)]
+    share = [f"{kinds[kind] / CHECKS:.2%}" for kind in VerdictKind if kind is not VerdictKind.BASELINE]
+    unchanged, better, worse, cannot = share
+    windows = np.mean([count for _, count in found])
+    cells = [name, "heavy" if heavy else "normal", str(visits), f"{loss:.0%}", unchanged, worse, better, cannot]
+    return "| " + " | ".join([*cells, f"{windows:.2f}", str(max(blocks))]) + " |"
+
+
+def scaled(noise: Noise, by: float) -> Noise:
+    """The same in a quieter place."""
+    return Noise(within=by * noise.within, between=by * noise.between, visits=by * noise.visits, count=noise.count)
+
+
+if __name__ == "__main__":
+    os.environ.setdefault("OMP_NUM_THREADS", "1")
+    {"measure": measure, "simulate": simulate}[sys.argv[1]](Path(sys.argv[2]))
