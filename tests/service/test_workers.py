@@ -81,7 +81,9 @@ JSON = st.recursive(
     max_leaves=8,
 )
 HEADERS = st.dictionaries(
-    st.sampled_from(["task", "id", "eta", "expires", "retries", "group", "lang"]), JSON, max_size=3
+    st.sampled_from(["task", "id", "eta", "expires", "retries", "group", "lang", "timelimit", "stamps"]),
+    JSON,
+    max_size=3,
 )
 
 
