@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from datetime import datetime, timedelta
 
-from sqlalchemy import or_, select
+from sqlalchemy import func, or_, select
 from sqlalchemy.orm import Session
 
 from autotune.errors import StoreConflictError, UnknownNameError
@@ -63,6 +63,21 @@ class JobStore(SessionStore):
         with self.reading() as session:
             rows = session.scalars(query.order_by(JobRow.created_at, JobRow.id).limit(limit))
             return [fleet_rows.job_of(row) for row in rows]
+
+    def queued_jobs(self, pool: str, *, most_each: int) -> Sequence[Job]:
+        """QUEUED jobs of a pool, oldest first: of each purpose of each principal the oldest `most_each`.
+
+        However long the queue of one is, the others' jobs are there.
+        """
+        queued = JobRow.pool == pool, JobRow.state == JobState.QUEUED.value
+        place = func.row_number().over(
+            partition_by=(JobRow.principal, JobRow.purpose), order_by=(JobRow.created_at, JobRow.id)
+        )
+        places = select(JobRow.id, place.label("place")).where(*queued).subquery("places")
+        first = select(places.c.id).where(places.c.place <= most_each)
+        query = select(JobRow).where(JobRow.id.in_(first), *queued).order_by(JobRow.created_at, JobRow.id)
+        with self.reading() as session:
+            return [fleet_rows.job_of(row) for row in session.scalars(query)]
 
     def unsent_members(self, older_than_s: float) -> Sequence[Job]:
         """GRANTED jobs with a member still LEASED that long after the grant: their message may be lost."""

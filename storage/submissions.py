@@ -9,7 +9,7 @@ from sqlalchemy import ColumnElement, delete, func, or_, select, text, tuple_
 from sqlalchemy.orm import Session
 
 from autotune.errors import StoreConflictError
-from autotune.specs import EventKind, Tuning, TuningState
+from autotune.specs import EventKind, JobState, Tuning, TuningState
 from storage import rows
 from storage.clock import database_now
 from storage.events import add_event, state_data
@@ -108,6 +108,13 @@ class SubmissionStore(SessionStore):
         with self.reading() as session:
             free = _unclaimed(database_now(session))
             return list(session.scalars(query.where(free).order_by(TuningRow.created_at, TuningRow.id)))
+
+    def abandoned_tunings(self) -> Sequence[str]:
+        """Ended tunings with jobs QUEUED or GRANTED that are not cancelled: who cancelled them died before those."""
+        going = JobRow.state.in_((JobState.QUEUED.value, JobState.GRANTED.value)), JobRow.cancelled.is_(False)
+        query = select(TuningRow.id).join(JobRow, JobRow.tuning_id == TuningRow.id)
+        with self.reading() as session:
+            return list(session.scalars(query.where(*going, TuningRow.state.not_in(LIVE_STATES)).distinct()))
 
     def tunings_page(
         self, *, limit: int, before: str | None = None, state: str | None = None, principal: str | None = None

@@ -126,6 +126,9 @@ class FleetStore(KnowledgeStore, Protocol):
     ) -> Sequence[Job]:
         """Jobs, oldest first."""
 
+    def queued_jobs(self, pool: str, *, most_each: int) -> Sequence[Job]:
+        """QUEUED jobs of a pool, oldest first: of each purpose of each principal the oldest `most_each`."""
+
     def leased_nodes(self, pool: str | None = None) -> dict[str, str]:
         """Node name -> id of the job that holds it. A node is held by one job at most."""
 
@@ -223,6 +226,9 @@ class FleetStore(KnowledgeStore, Protocol):
 
     def due_tunings(self) -> Sequence[str]:
         """Live fleet tunings that nobody claims and that have no job under way, or one ended since the last advance."""
+
+    def abandoned_tunings(self) -> Sequence[str]:
+        """Ended tunings with jobs QUEUED or GRANTED that are not cancelled: who cancelled them died before those."""
 
     def tunings_page(
         self, *, limit: int, before: str | None = None, state: str | None = None, principal: str | None = None

@@ -79,6 +79,18 @@ def test_jobs_come_oldest_first_by_pool_tuning_and_state(store: SqlStore) -> Non
     assert len(store.jobs(states=[JobState.GRANTED])[0].members) == 2
 
 
+def test_a_long_queue_of_one_does_not_hide_the_jobs_of_others(store: SqlStore) -> None:
+    pair(store)
+    for number, (who, changes) in enumerate(
+        [("ada", {}), ("ada", {}), ("ada", {}), ("ben", {}), ("ada", {"purpose": JobPurpose.HEALTH, "only_node": "a"})]
+    ):
+        store.create_job(job(f"job-{number}", principal=who, created_at=MOMENT + timedelta(minutes=number), **changes))
+    store.create_job(job("elsewhere", pool="elsewhere"))
+    granted(store, job("running", principal="ben"))
+    assert [each.id for each in store.queued_jobs(POOL, most_each=2)] == ["job-0", "job-1", "job-3", "job-4"]
+    assert [each.id for each in store.queued_jobs(POOL, most_each=9)] == [f"job-{number}" for number in range(5)]
+
+
 def test_a_trial_and_its_job_are_stored_together_or_not_at_all(store: SqlStore) -> None:
     first = live_tuning(store)
     store.create_job(trial_job("job-1", first), trial=first, expected_owner="tuner")
@@ -252,6 +264,18 @@ def test_cancelling_ends_what_waits_and_marks_what_runs(store: SqlStore) -> None
     assert store.job("another's").state is JobState.QUEUED
     with pytest.raises(UnknownNameError, match="no-tuning"):
         store.cancel_jobs("no-tuning")
+
+
+def test_jobs_that_outlived_their_tuning_are_found(store: SqlStore) -> None:
+    pair(store)
+    live_tuning(store)
+    store.create_job(job("waiting", tuning_id="tuning-1"))
+    granted(store, job("running", tuning_id="tuning-1"))
+    assert store.abandoned_tunings() == []
+    store.save_tuning(store.tuning("tuning-1").model_copy(update={"state": TuningState.CANCELLED}))
+    assert store.abandoned_tunings() == ["tuning-1"]
+    store.cancel_jobs("tuning-1")
+    assert store.abandoned_tunings() == []
 
 
 def test_a_cancelled_job_ends_when_its_members_have_reported(store: SqlStore) -> None:

@@ -11,7 +11,6 @@ from autotune.specs import (
     FailureKind,
     Job,
     JobPurpose,
-    JobState,
     Node,
     NodeIncident,
     NodeState,
@@ -50,7 +49,7 @@ def check_quarantined(store: FleetStore, queue: Queue, pool: str) -> Sequence[st
         cluster = store.cluster(pool)
     except UnknownNameError:  # nothing was ever measured on this pool
         return ()
-    waiting = {job.only_node for job in store.jobs(pool=pool, states={JobState.QUEUED})}
+    waiting = {job.only_node for job in store.queued_jobs(pool, most_each=len(nodes))}
     checked = []
     for node in due:
         unmeasured = _unmeasured_peers(store, node, nodes, cluster)

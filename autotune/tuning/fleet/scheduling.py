@@ -16,7 +16,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 
-from autotune.specs import Job, JobPurpose, JobState, MemberState, Node, StepRequest
+from autotune.specs import Job, JobPurpose, MemberState, Node, StepRequest
 from autotune.tuning.fleet.eligibility import obstacle_for
 from autotune.tuning.fleet_ports import FleetStore, Queue
 
@@ -26,6 +26,9 @@ START_LEASE_S = 60.0
 FAIRNESS_WINDOW = timedelta(hours=1)
 NOMINAL_JOB_S = 30.0
 """What a job that is granted now counts as for its principal, until it has used anything."""
+
+MOST_QUEUED_EACH = 200
+"""Jobs of a principal that are looked at, the oldest; with so many in the queue the newest would wait all the same."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -81,7 +84,7 @@ def schedule(store: FleetStore, queue: Queue, pool: str) -> Sequence[Job]:
     nodes, leased = store.nodes(pool), store.leased_nodes(pool)
     if len(leased) >= len(nodes):
         return ()
-    queued = store.jobs(pool=pool, states={JobState.QUEUED})
+    queued = store.queued_jobs(pool, most_each=MOST_QUEUED_EACH)
     if not queued:
         return ()
     now = store.now()

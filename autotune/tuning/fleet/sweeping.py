@@ -23,8 +23,6 @@ UNSENT_AFTER_S = 5.0
 CANARY_AFTER_S = 30.0
 """A node that does nothing and was not heard of for so long is asked to prove that it consumes."""
 
-MOST_LIVE_JOBS = 200
-
 Item = TypeVar("Item")
 
 
@@ -35,7 +33,7 @@ def sweep(store: FleetStore, queue: Queue, merge: Merge) -> None:
     """
     store.expire_members()
     _each("end job", store.jobs(states={JobState.REPORTED}), lambda job: finish(store, queue, job, merge(job)))
-    _each("cancel jobs of", _abandoned(store), store.cancel_jobs)
+    _each("cancel jobs of", store.abandoned_tunings(), store.cancel_jobs)
     _each("send", store.unsent_members(UNSENT_AFTER_S), lambda job: send(queue, job))
     nodes, leased, now = store.nodes(), store.leased_nodes(), store.now()
     pools = sorted({node.pool for node in nodes})
@@ -52,13 +50,6 @@ def is_canary_due(node: Node, now: datetime) -> bool:
     if age_s <= CANARY_AFTER_S or not node.session:
         return False
     return age_s <= LOST_AFTER_S or age_s % CANARY_AFTER_S < SWEEP_S
-
-
-def _abandoned(store: FleetStore) -> Iterable[str]:
-    """Ended tunings with jobs left: who cancelled them died before it cancelled those."""
-    live = store.jobs(states={JobState.QUEUED, JobState.GRANTED}, limit=MOST_LIVE_JOBS)
-    tunings = {job.tuning_id for job in live if job.tuning_id is not None and not job.cancelled}
-    return [tuning_id for tuning_id in sorted(tunings) if store.tuning(tuning_id).state.ended]
 
 
 def _each(what: str, items: Iterable[Item], act: Callable[[Item], object]) -> None:
