@@ -70,7 +70,7 @@ class LoadRun:
         for number in range(BACKLOG):
             store.create_job(
                 Job(
-                    id=f"backlog-{number}", purpose=JobPurpose.REGRESSION, pool=POOL, cluster=pool_cluster(),
+                    id=f"backlog-{number}", purpose=JobPurpose.PROFILE, pool=POOL, cluster=pool_cluster(),
                     request=QUICK, principal="somebody", deadline_s=60.0, created_at=store.now(),
                 )
             )  # fmt: skip

@@ -48,7 +48,7 @@ def probe(world: World, *avoid: str) -> None:
     """A probe that belongs to no tuning, on any node but those; and all that follows."""
     job = Job(
         id=uuid.uuid4().hex,
-        purpose=JobPurpose.REGRESSION,
+        purpose=JobPurpose.PROFILE,
         pool="box",
         cluster=world.cluster.model_copy(update={"nodes": 1}),
         request=REQUEST,
