@@ -236,7 +236,7 @@ class Crew:
         """Stores a job of no tuning and asks for a schedule."""
         job = Job(
             id=uuid.uuid4().hex[:12],
-            purpose=JobPurpose.REGRESSION,
+            purpose=JobPurpose.PROFILE,
             pool=POOL,
             cluster=pool_cluster(nodes),
             request=request,
