@@ -134,8 +134,10 @@ def is_loopback(host: str) -> bool:
 def _is_direct(request: Request) -> bool:
     """Whether a program of this machine asks, for itself.
 
-    A proxy on this machine would bring in the world; a page whose name was rebound to 127.0.0.1 shows in Host.
+    A proxy on this machine would bring in the world; a page whose name was rebound to 127.0.0.1 shows in Host, any
+    other page in Origin or Sec-Fetch-Site, which browsers send and pages cannot change.
     """
     client, host = request.client, request.url.hostname
     direct = client is not None and is_loopback(client.host) and host is not None and is_loopback(host)
-    return direct and not any(name in request.headers for name in FORWARDING)
+    by_a_page = "origin" in request.headers or request.headers.get("sec-fetch-site", "none") != "none"
+    return direct and not by_a_page and not any(name in request.headers for name in FORWARDING)

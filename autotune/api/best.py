@@ -123,7 +123,7 @@ def _look_up(parts: Parts, question: Question) -> Answer:
     require_bounded(parts.answers, *question, Runtime.TORCH)
     if parts.store.best_exact(*question):
         return best_known(parts.store, *question)
-    with one_at_a_time:
+    with one_at_a_time():
         return best_known(parts.store, *question)
 
 

@@ -15,8 +15,9 @@ from autotune.api.requests import ClusterBody, ModelBody, PathName, find_cluster
 from autotune.api.roles import GuardedRoute
 from autotune.catalog import models as presets
 from autotune.catalog.gpus import is_shorthand
-from autotune.errors import InputError
+from autotune.errors import InputError, StoreConflictError
 from autotune.specs import ClusterSpec, ModelSpec
+from autotune.tuning.fleet_ports import FleetStore
 
 router = APIRouter(route_class=GuardedRoute, tags=["models and clusters"])
 
@@ -52,12 +53,16 @@ def list_clusters(request: Request, limit: Limit = DEFAULT_LIMIT, after: After =
     return page(request, "clusters", found, limit, cursor=lambda each: each.name, data=ClusterSpec.to_data)
 
 
-@router.post("/clusters", status_code=201, responses=answer(201, ClusterSpec) | problems(422))
+@router.post("/clusters", status_code=201, responses=answer(201, ClusterSpec) | problems(409, 422))
 def store_cluster(request: Request, body: Annotated[ClusterBody, Body(openapi_examples=CLUSTERS)]) -> Json:
-    """Store a cluster by its name; one of the same name is replaced for new requests only."""
+    """Store a cluster by its name; one of the same name is replaced for new requests only.
+
+    The hardware of a pool that nodes have registered for stays as it is.
+    """
     if is_shorthand(body.name):
         raise InputError("name", body.name, "a name without a colon: those are shorthands of the catalog")
     parts = parts_of(request)
+    _require_no_pool(parts.store, body)
     parts.store.put_cluster(body)
     parts.recent.forget(("cluster", body.name))
     return Json(body.to_data(), 201)
@@ -67,6 +72,16 @@ def store_cluster(request: Request, body: Annotated[ClusterBody, Body(openapi_ex
 def show_cluster(request: Request, name: PathName) -> Json:
     """Show one stored cluster, or what a shorthand such as a100-80gb-sxm:128x8 stands for."""
     return Json(find_cluster(parts_of(request), name).to_data())
+
+
+def _require_no_pool(store: FleetStore, cluster: ClusterSpec) -> None:
+    """A pool's cluster is what its nodes registered for: other hardware by that name would leave them without jobs."""
+    if not store.nodes(cluster.name):
+        return
+    pool = store.cluster(cluster.name)
+    grows = frozenset({"nodes"} if pool.inter else {"nodes", "inter"})
+    if pool.digest(without=grows) != cluster.digest(without=grows):
+        raise StoreConflictError(f"cluster {cluster.name!r} is a pool with nodes of other hardware: give another name")
 
 
 def _name(entry: tuple[str, ModelSpec]) -> str:

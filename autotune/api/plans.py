@@ -78,7 +78,7 @@ def rank_plans(
     require_bounded(parts.answers, model_spec, cluster_spec, workload)
 
     def compute() -> dict[str, Any]:
-        with one_at_a_time:
+        with one_at_a_time():
             ranking = rank(model_spec, cluster_spec, workload, space, profile=profile, limit=top)
         return ranking_data(model_spec, cluster_spec, workload, ranking)
 

@@ -2,15 +2,38 @@
 
 from __future__ import annotations
 
-from threading import Lock
+from collections.abc import Iterator
+from contextlib import contextmanager
+from threading import BoundedSemaphore, Lock
+
+from starlette.exceptions import HTTPException
 
 from autotune.api.cache import Cache
 from autotune.errors import InputError
 from autotune.search.space import Runtime, divisors, legal_plans
 from autotune.specs import ClusterSpec, ModelSpec, Recompute, Schedule, Space, Workload
 
-one_at_a_time = Lock()
-"""Held while all plans of a request are weighed: more at once would only make each slower."""
+MOST_WAITING = 8
+"""Half of the handlers' threads: the others answer what is quick, however many rankings are asked for."""
+
+_turn, _places = Lock(), BoundedSemaphore(MOST_WAITING)
+
+
+@contextmanager
+def one_at_a_time() -> Iterator[None]:
+    """Held while all plans of a request are weighed: more at once would only make each slower.
+
+    Raises:
+        HTTPException: 503, so many wait already that quick requests would find no thread.
+    """
+    if not _places.acquire(blocking=False):
+        raise HTTPException(503, f"{MOST_WAITING} requests wait already for plans to be weighed", {"Retry-After": "5"})
+    try:
+        with _turn:
+            yield
+    finally:
+        _places.release()
+
 
 MOST_LAYERS = 500
 """Stages are laid out one by one: with a thousand layers for seconds, with ten thousand for minutes."""

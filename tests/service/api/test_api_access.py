@@ -106,6 +106,14 @@ def test_the_first_key_ends_the_time_without_keys_for_good(start_api: StartApi) 
     assert_problem(api.request("GET", "/keys", None), 401, "unauthorized")
 
 
+def test_a_page_in_a_browser_on_this_machine_is_nobody(start_api: StartApi) -> None:
+    api = start_api(open_locally=True)
+    assert api.request("POST", "/nodes/a/release", None).status_code == 200
+    for headers in ({"Origin": "http://elsewhere.example"}, {"Origin": "null"}, {"Sec-Fetch-Site": "cross-site"}):
+        refused = api.request("POST", "/nodes/a/release", None, headers=headers)
+        assert_problem(refused, 401, "unauthorized")
+
+
 def test_each_principal_has_a_rate_of_his_own(start_api: StartApi) -> None:
     api = start_api(rate="3/hour")
     assert [api.request("GET", "/tunings", Role.READ).status_code for _ in range(3)] == [200, 200, 200]

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from concurrent.futures import FIRST_COMPLETED, ThreadPoolExecutor, wait
 
+import httpx
 import pytest
 from api_server import TINY, Api, StartApi, assert_problem
 from sqlalchemy import create_engine, text
 
 from autotune.api.edge import MOST_BODY_BYTES
+from autotune.api.work import MOST_WAITING, one_at_a_time
 from autotune.specs import Role
 
 JSON = {"content-type": "application/json"}
@@ -81,3 +84,19 @@ def test_a_broken_database_is_told_without_its_place(start_api: StartApi, url: s
     assert answer.headers["retry-after"]
     for word in ("SELECT", "tunings", "gone", "sqlite", "postgres", "127.0.0.1", "Traceback"):
         assert word not in answer.text
+
+
+def test_many_rankings_leave_room_for_quick_requests(api: Api) -> None:
+    def ranked(seq_len: int) -> httpx.Response:
+        question = {"model": "gpt2", "cluster": "a100-80gb-sxm:2x8", "seq_len": seq_len}
+        return api.request("GET", "/plans", Role.READ, params=question)
+
+    api.secret(Role.READ)
+    with ThreadPoolExecutor(MOST_WAITING) as clients:
+        with one_at_a_time():  # one place is taken, so one of these is too many
+            asked = [clients.submit(ranked, 1024 - number) for number in range(MOST_WAITING)]
+            (refused,) = wait(asked, return_when=FIRST_COMPLETED).done
+            assert_problem(refused.result(), 503, "unavailable", "wait already")
+            assert int(refused.result().headers["retry-after"]) > 0
+            assert api.request("GET", "/tunings").status_code == 200
+        assert sorted(each.result().status_code for each in asked) == [200] * (MOST_WAITING - 1) + [503]

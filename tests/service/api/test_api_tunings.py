@@ -212,3 +212,12 @@ def test_a_new_trial_changes_the_best_plan(api: Api, store: SqlStore) -> None:
     )  # fmt: skip
     after = api.request("GET", "/best?tuning=tuning-1").json()["best"]
     assert (before["plan"]["tp"], after["plan"]["tp"]) == (2, 8)
+
+
+def test_the_hardware_of_a_pool_is_not_replaced(api: Api) -> None:
+    pool = api.store.cluster("pair").to_data()
+    for changes in ({"gpus_per_node": 1}, {"device": pool["device"] | {"name": "other"}}):
+        assert_problem(api.request("POST", "/clusters", json=pool | changes), 409, "conflict", "pair")
+    assert api.request("POST", "/clusters", json=pool | {"nodes": 4}).status_code == 201
+    assert api.store.cluster("pair").to_data() == pool | {"nodes": 4}
+    assert api.request("POST", "/clusters", json=pool | {"name": "mine", "gpus_per_node": 1}).status_code == 201
