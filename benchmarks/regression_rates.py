@@ -30,7 +30,7 @@ from autotune.tuning.regression.windows import Noise, Window, noise_of
 from probes.launch import LocalProber
 
 VISITS, WINDOWS = 6, 3
-CHECKS, BLOCK = 4000, 200
+CHECKS, BLOCK = 2000, 200
 LOSSES = (0.0, 0.05, 0.10)
 RANKS = 2
 
@@ -123,8 +123,8 @@ def simulate(path: Path) -> None:
     cases = {
         "measured": measured_noise,
         "half of it": scaled(measured_noise, 0.5),
-        "within 1 %, windows 0.5 %, visits 0.5 %": Noise(within=0.01, between=0.005, visits=0.005, count=0),
-        "within 2 %, windows 1 %, visits 0.5 %": Noise(within=0.02, between=0.01, visits=0.005, count=0),
+        "within 1 %, windows 0.5 %, visits 0.5 %": Noise(within=0.01, between=0.005, visits=0.005, freedom=0),
+        "within 2 %, windows 1 %, visits 0.5 %": Noise(within=0.02, between=0.01, visits=0.005, freedom=0),
     }
     headings = ("noise", "tails", "earlier visits", "loss", "unchanged", "worse", "better", "cannot tell", "windows")
     print("| " + " | ".join([*headings, "most alarms in 200"]) + " |")
@@ -157,7 +157,7 @@ def row(name: str, noise: Noise, *, heavy: bool, visits: int, loss: float) -> st
 
 def scaled(noise: Noise, by: float) -> Noise:
     """The same in a quieter place."""
-    return Noise(within=by * noise.within, between=by * noise.between, visits=by * noise.visits, count=noise.count)
+    return Noise(within=by * noise.within, between=by * noise.between, visits=by * noise.visits, freedom=noise.freedom)
 
 
 if __name__ == "__main__":

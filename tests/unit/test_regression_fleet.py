@@ -22,11 +22,11 @@ from autotune.specs import (
 from autotune.specs.regression import AlertChannel, CauseKind, Check, CheckState, VerdictKind
 from autotune.tuning.regression.fleet import PRINCIPAL, advance_regression, start_regression
 from autotune.tuning.regression.protocol import order_of
-from autotune.tuning.regression.verdict import BASELINE_WINDOWS
 from benchmarks.regression_machine import Machine
 from storage import SqlStore, open_store
 
 CLUSTER = pool_cluster()
+WINDOWS = 2
 
 
 @dataclass
@@ -72,8 +72,9 @@ class NightWorld(World):
 
 
 @pytest.fixture
-def world(tmp_path: Path) -> Iterator[NightWorld]:
-    """A pool of three nodes, and what was once found to be best on two of them."""
+def world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[NightWorld]:
+    """A pool of three nodes, and what was once found to be best on two of them. Short first checks: all is formulas."""
+    monkeypatch.setattr("autotune.tuning.regression.conclusion.BASELINE_WINDOWS", WINDOWS)
     with open_store(f"sqlite:///{tmp_path / 'a.db'}") as store:
         found = NightWorld(store=store, cluster=CLUSTER)
         found.join("a", "b", "c")
@@ -107,7 +108,7 @@ def test_a_night_of_a_fleet(world: NightWorld) -> None:
     assert verdict(first) is VerdictKind.BASELINE
     jobs = world.checked_jobs(first)
     (known,) = world.store.best_page()  # type: ignore[attr-defined]
-    assert len(jobs) == BASELINE_WINDOWS * len(order_of(known))
+    assert len(jobs) == WINDOWS * len(order_of(known))
     assert {(job.purpose, job.principal, job.state) for job in jobs} == {
         (JobPurpose.REGRESSION, PRINCIPAL, JobState.ENDED)
     }

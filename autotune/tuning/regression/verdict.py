@@ -21,7 +21,7 @@ from scipy.special import stdtrit
 from autotune.specs.regression import VerdictKind
 from autotune.tuning.regression.windows import Noise, Window, level
 
-FALSE_ALARM = 0.002
+FALSE_ALARM = 0.003
 """Probability that a check of an unchanged plan ends in `better` or `worse`, all looks together."""
 
 MISSED = 0.02
@@ -86,5 +86,5 @@ def _ruled_out(change: float, spread: float, noise: Noise) -> bool:
 
 
 def quantile(probability: float, noise: Noise) -> float:
-    """Student's, with as many degrees of freedom as visits taught the noise."""
-    return float(stdtrit(noise.count + 4.0, probability))
+    """Student's, with as many degrees of freedom as the noise is known with."""
+    return float(stdtrit(noise.freedom, probability))

@@ -18,6 +18,9 @@ Floats = NDArray[np.float64]
 
 PRIOR_WITHIN, PRIOR_BETWEEN, PRIOR_VISITS = 0.01, 0.006, 0.005
 PRIOR_COUNT = 6.0
+KNOWN = 14.0
+"""Degrees of freedom that the prior of visits is worth where nothing speaks against it; the less, the noisier it is."""
+
 MAD_TO_SD = 1.4826
 """Median absolute deviation to standard deviation, for normal noise."""
 
@@ -40,13 +43,13 @@ class Window:
 class Noise:
     """Standard deviations (of ln) within a window, between windows of a visit and between visits.
 
-    `count` is how many visits taught the last of them, which is known worst, the prior included.
+    `freedom` is how well the last of them, the worst known one, is known: degrees of freedom.
     """
 
     within: float
     between: float
     visits: float
-    count: float
+    freedom: float
 
     def variance(self, windows: Sequence[Window]) -> float:
         """Of the mean of these windows' centres."""
@@ -82,14 +85,15 @@ def noise_of(series: Iterable[Sequence[Window]]) -> Noise:
     inside = _pooled(within, PRIOR_WITHIN)
     # Steps from window to window hold the noise inside windows as well, those from visit to visit both.
     own = inside / float(np.sqrt(np.median(repeats)))
-    beside = _pooled(between, float(np.hypot(PRIOR_BETWEEN, own)))
-    outside = _pooled(visits, float(np.hypot(PRIOR_VISITS, beside)))
-    return Noise(
-        within=inside,
-        between=_less(beside, own, PRIOR_BETWEEN),
-        visits=_less(outside, beside, PRIOR_VISITS),
-        count=PRIOR_COUNT + len(visits),
-    )
+    # Where repeats are noisy, windows are, and where those are, nights are: until enough of them have shown otherwise.
+    prior_between = max(PRIOR_BETWEEN, inside / 2.0)
+    beside = _pooled(between, float(np.hypot(prior_between, own)))
+    windows_apart = _less(beside, own, prior_between)
+    prior_visits = max(PRIOR_VISITS, windows_apart)
+    outside = _pooled(visits, float(np.hypot(prior_visits, beside)))
+    nights_apart = _less(outside, beside, prior_visits)
+    trusted = KNOWN * min(1.0, PRIOR_VISITS / nights_apart) ** 2
+    return Noise(within=inside, between=windows_apart, visits=nights_apart, freedom=3.0 + trusted + len(visits))
 
 
 def _visits(windows: Sequence[Window]) -> list[list[Window]]:
