@@ -18,7 +18,7 @@ from functools import partial
 from typing import Any
 
 import numpy as np
-from sqlalchemy import insert
+from sqlalchemy import insert, text
 
 from autotune.catalog import cluster_from_shorthand
 from autotune.catalog import model as preset
@@ -66,15 +66,14 @@ class Filling:
         i, j, k = (int(self.random.integers(len(items))) for items in (self.models, self.clusters, self.workloads))
         return self.models[i], self.parameters[i], self.clusters[j], self.workloads[k]
 
-    def entries(self, count: int) -> list[tuple[ModelSpec, float, ClusterSpec, Workload]]:
-        """Stores `count` entries for different questions; returns the questions."""
+    def entries(self, count: int) -> None:
+        """Stores `count` entries for different questions."""
         asked: dict[tuple[str, str, str], tuple[ModelSpec, float, ClusterSpec, Workload]] = {}
         while len(asked) < count:
             model, parameters, cluster, workload = self.question()
             asked[(model.name, cluster.name, workload.key)] = (model, parameters, cluster, workload)
         self.insert(DocumentRow, [{"digest": spec.digest(), "spec_json": spec.to_json()} for spec in self.specs()])
         self.insert(BestRow, [self.row(*question) for question in asked.values()])
-        return list(asked.values())
 
     def specs(self) -> list[ModelSpec | ClusterSpec | Workload]:
         """Everything that entries name."""
@@ -123,14 +122,17 @@ def times_ms(name: str, calls: Sequence[Callable[[], object]]) -> None:
 
 
 def main(url: str, entries: int, measurements: int) -> None:
-    """Fills and times."""
+    """Fills an empty database and times; one that is filled already is only timed."""
     with open_store(url) as store:
         filling = Filling(store, seed=1)
-        asked = filling.entries(entries)
-        filling.measurements(measurements)
-        if url.startswith("postgresql"):
-            store.vacuum()
-        chosen = [asked[int(i)] for i in filling.random.integers(len(asked), size=QUESTIONS)]
+        if not store.best_page(limit=1):
+            filling.entries(entries)
+            filling.measurements(measurements)
+            with store.writing() as session:
+                session.execute(text("ANALYZE"))
+        known = store.best_page(limit=entries)
+        picked = [known[int(i)] for i in filling.random.integers(len(known), size=QUESTIONS)]
+        chosen = [(entry.model, entry.parameters, entry.cluster, entry.workload) for entry in picked]
         unknown = [
             (model, parameters, cluster, workload.model_copy(update={"seq_len": workload.seq_len + 128}))
             for model, parameters, cluster, workload in chosen

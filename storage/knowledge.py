@@ -77,7 +77,7 @@ class KnowledgeStore(SessionStore):
             return [_entry_of(row) for row in session.execute(query)]
 
     def best_near(
-        self, model: ModelSpec, parameters: float, cluster: ClusterSpec, workload: Workload, *, limit: int = 40
+        self, model: ModelSpec, parameters: float, cluster: ClusterSpec, workload: Workload, *, limit: int = 20
     ) -> Sequence[NearEntry]:
         """Current entries that may be near; see autotune.tuning.knowledge_ports."""
         alike = (BestRow.device_name == cluster.device.name, BestRow.dtype == workload.dtype.value)
@@ -91,7 +91,7 @@ class KnowledgeStore(SessionStore):
         with self.reading() as session:
             for query in queries:
                 for row in session.execute(query):
-                    found[row.id] = NearEntry(**row._mapping)
+                    found[row.id] = NearEntry.model_construct(**row._mapping)  # what we stored needs no check
         return list(found.values())
 
     def best_page(

@@ -25,7 +25,7 @@ class KnowledgeStore(Store, Protocol):
         """Current entries for exactly that question, one an environment and source, newest measurement first."""
 
     def best_near(
-        self, model: ModelSpec, parameters: float, cluster: ClusterSpec, workload: Workload, *, limit: int = 40
+        self, model: ModelSpec, parameters: float, cluster: ClusterSpec, workload: Workload, *, limit: int = 20
     ) -> Sequence[NearEntry]:
         """Current entries on the same device and dtype that may be near: the same model's at the nearest numbers
         of devices and sequence lengths, and other models' of the nearest sizes; `limit` of each kind on either

@@ -49,12 +49,13 @@ def nearest(
         workload: asked for.
         limit: how many.
     """
-    found = [_near(entry, model, parameters, cluster, workload) for entry in entries]
+    key = model.key
+    found = [_near(entry, key, parameters, cluster, workload) for entry in entries]
     close = [item for item in found if item.distance <= MOST_NEAR]
     return sorted(close, key=lambda item: (item.distance, -item.entry.measured_at.timestamp()))[:limit]
 
 
-def _near(entry: NearEntry, model: ModelSpec, parameters: float, cluster: ClusterSpec, workload: Workload) -> Near:
+def _near(entry: NearEntry, model_key: str, parameters: float, cluster: ClusterSpec, workload: Workload) -> Near:
     numbers = {
         "devices": (entry.devices, cluster.devices, "GPUs"),
         "seq_len": (entry.seq_len, workload.seq_len, "tokens a sequence"),
@@ -65,7 +66,7 @@ def _near(entry: NearEntry, model: ModelSpec, parameters: float, cluster: Cluste
         if known != asked:
             distance += A_DOUBLING[name] * abs(math.log2(known / asked))
             differs.append(f"{known} {unit} instead of {asked}")
-    if entry.model_key != model.key:
+    if entry.model_key != model_key:
         distance += OTHER_MODEL + A_DOUBLING["parameters"] * abs(math.log2(entry.parameters / parameters))
         differs.append(
             f"model {entry.model_name} ({entry.parameters / 1e9:.3g} B parameters, not {parameters / 1e9:.3g})"
