@@ -10,10 +10,13 @@ from autotune.settings import Settings, database_file, read_settings
 ELSEWHERE = "`autotune plan` ranks plans without any hardware"
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Collection
+
     from autotune.specs import ClusterSpec, Job
     from autotune.tuning.fleet.finishing import Ending
     from autotune.tuning.fleet.service import FleetService
     from autotune.tuning.ports import Prober
+    from autotune.tuning.regression.selection import Selection
     from autotune.tuning.service import TuningService
     from probes.inventory import NodeInventory
     from probes.launch import NodeRanks, WorldShare
@@ -102,6 +105,36 @@ def merge_reports(job: Job) -> Ending:
 
     outcome = merged_outcome(job.request, job.cluster, job.members)
     return Ending(outcome=outcome, blamed=blamed_node(job.members))
+
+
+def begin_regression(
+    settings: Settings, store: SqlStore, *, budget_gpu_s: float | None, pools: Collection[str] | None = None
+) -> Selection:
+    """Begins a fleet's checks of this night; see autotune.tuning.regression.fleet.start_regression."""
+    from contextlib import closing
+
+    from autotune.tuning.regression.fleet import start_regression
+
+    with closing(open_queue(settings)) as queue:
+        return start_regression(store, queue, budget_gpu_s=budget_gpu_s, pools=pools)
+
+
+def regression_sweep(settings: Settings, store: SqlStore, fleet: FleetService) -> Callable[[], None]:
+    """What moves a fleet's checks on and sends alerts: to be called at every sweep.
+
+    Raises:
+        InputError: alerts are set up half or wrongly.
+    """
+    from autotune.alerts.delivery import deliver, senders_of
+    from autotune.tuning.regression.fleet import advance_regression
+
+    queue, senders = open_queue(settings), senders_of(settings)
+
+    def sweep() -> None:
+        advance_regression(store, queue, merge_reports, service=fleet, channels=tuple(senders))
+        deliver(store, senders)
+
+    return sweep
 
 
 def open_ranks(settings: Settings, *, address: str, interface: str) -> NodeRanks:

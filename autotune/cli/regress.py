@@ -55,8 +55,7 @@ def run(
     from autotune.tuning.regression.local import LocalRegression
     from autotune.wiring import open_prober, open_store, require_local
 
-    if budget_gpu_s is not None and not 0 < budget_gpu_s < math.inf:
-        raise InputError("--budget-gpu-s", budget_gpu_s, "more than 0 GPU-seconds")
+    _require_budget(budget_gpu_s)
     senders = senders_of(read_settings())
     with closing(open_store(db)) as store:
         entries, selection = _entries(store, entry, budget_gpu_s)
@@ -73,6 +72,46 @@ def run(
     else:
         _print_run(night.checks, night.tunings, selection, known, unsent)
     return _status(night.checks)
+
+
+@app.command()
+def start(
+    budget_gpu_s: Annotated[
+        float | None,
+        typer.Option("--budget-gpu-s", metavar="SECONDS", help="GPU-seconds for checks and tunings after them."),
+    ] = None,
+    pool: Annotated[
+        list[str] | None, typer.Option("--pool", metavar="NAME", help="Of this pool only; may be repeated.")
+    ] = None,
+    db: options.Database = None,
+    as_json: options.AsJson = False,
+) -> None:
+    """Begin this night's checks on a fleet; its workers take them to their end. For cron and the like."""
+    from dataclasses import replace
+
+    from autotune.errors import UnknownNameError
+    from autotune.settings import read_settings
+    from autotune.wiring import begin_regression, open_store
+
+    _require_budget(budget_gpu_s)
+    settings = read_settings()
+    with closing(open_store(db)) as store:
+        pools = {node.pool for node in store.nodes()}
+        for name in pool or ():
+            if name not in pools:
+                raise UnknownNameError("--pool", name, pools)
+        selection = begin_regression(
+            replace(settings, database_url=db or settings.database_url), store, budget_gpu_s=budget_gpu_s, pools=pool
+        )
+    if as_json:
+        output.print_json(_selection_data(selection))
+        return
+    table = output.table("", "entry", "<model", "<pool", "GPU-s expected", "<why")
+    for item in selection.chosen:
+        each = item.candidate
+        table.add_row(str(each.entry_id), each.model_name, each.cluster_name, f"{item.gpu_s:.0f}", item.reason)
+    output.console().print(table if selection.chosen else "Nothing to check: no pool is ready, or nothing is known")
+    _print_left_out(selection)
 
 
 @app.command()
@@ -171,6 +210,25 @@ def report(
         typer.echo(to_markdown(found, beside=None))
 
 
+def _require_budget(budget_gpu_s: float | None) -> None:
+    if budget_gpu_s is not None and not 0 < budget_gpu_s < math.inf:
+        raise InputError("--budget-gpu-s", budget_gpu_s, "more than 0 GPU-seconds")
+
+
+def _selection_data(selection: Selection | None) -> dict[str, Any]:
+    groups = {name: getattr(selection, name, ()) for name in ("chosen", "left_out", "too_costly")}
+    return {name: [item.candidate.entry_id for item in items] for name, items in groups.items()}
+
+
+def _print_left_out(selection: Selection) -> None:
+    console = output.console()
+    for item in selection.left_out:
+        number = item.candidate.entry_id
+        console.print(f"Left out for the budget: entry {number} ({item.gpu_s:.0f} GPU-s, {item.reason})")
+    for item in selection.too_costly:
+        console.print(f"Never fits in the budget: entry {item.candidate.entry_id} ({item.gpu_s:.0f} GPU-s)")
+
+
 def _entries(
     store: SqlStore, asked: Sequence[int] | None, budget_gpu_s: float | None
 ) -> tuple[Sequence[BestEntry], Selection | None]:
@@ -222,8 +280,7 @@ def _run_data(
 
     return {
         "checks": [check_data(check, known[check.entry_id]) for check in checks],
-        "left_out": [item.candidate.entry_id for item in selection.left_out] if selection else [],
-        "too_costly": [item.candidate.entry_id for item in selection.too_costly] if selection else [],
+        **_selection_data(selection),
         "tunings": [tuning.id for tuning in tunings],
         "unsent_alerts": unsent,
     }
@@ -244,11 +301,7 @@ def _print_run(
         console.print(line, soft_wrap=True)
     for tuning in tunings:
         console.print(f"Tuned again: {tuning.id} ({tuning.state}, {tuning.gpu_s_spent:.0f} GPU-seconds)")
-    for item in selection.left_out if selection else ():
-        console.print(
-            f"Left out for the budget: entry {item.candidate.entry_id} ({item.gpu_s:.0f} GPU-s, {item.reason})"
-        )
-    for item in selection.too_costly if selection else ():
-        console.print(f"Never fits in the budget: entry {item.candidate.entry_id} ({item.gpu_s:.0f} GPU-s)")
+    if selection is not None:
+        _print_left_out(selection)
     if unsent:
         output.error_console().print(f"{unsent} alerts could not be sent; the next run tries again", soft_wrap=True)
