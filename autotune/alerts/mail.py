@@ -58,6 +58,8 @@ class Mail:
                 server.send_message(self._message(alert), self._sender, self._to)
         except smtplib.SMTPException as error:
             raise SendError(f"the mail server refused: {type(error).__name__}") from None
+        except ValueError as error:  # a sender, recipient or password that a mail server cannot be told
+            raise SendError(f"no mail can be made of this: {type(error).__name__}") from None
         except OSError as error:
             raise SendError(f"the mail server cannot be reached: {error.strerror or type(error).__name__}") from None
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import hmac
+import http.client
 import json
 import urllib.error
 import urllib.request
@@ -16,6 +17,7 @@ from collections.abc import Callable
 from datetime import datetime
 from email.message import Message
 from typing import IO, Any
+from urllib.parse import urlsplit
 
 from autotune.alerts.texts import payload
 from autotune.errors import InputError
@@ -58,7 +60,7 @@ class Webhook:
     """
 
     def __init__(self, url: str, secret: str, clock: Callable[[], datetime]) -> None:
-        if not url.startswith(("http://", "https://")):
+        if not url.startswith(("http://", "https://")) or not _has_host(url):
             raise InputError(WEBHOOK_VARIABLE, url.partition("://")[0], "an http:// or https:// URL")
         if not secret:
             raise InputError(WEBHOOK_SECRET_VARIABLE, None, f"{WEBHOOK_VARIABLE} needs a secret to sign with")
@@ -83,6 +85,15 @@ class Webhook:
                 raise SendError(f"the webhook answered {error.code}") from None
         except (OSError, ValueError) as error:
             raise SendError(f"the webhook cannot be reached: {_reason(error)}") from None
+        except http.client.HTTPException as error:  # what answers speaks no HTTP: no OSError
+            raise SendError(f"the webhook does not speak HTTP: {type(error).__name__}") from None
+
+
+def _has_host(url: str) -> bool:
+    try:
+        return bool(urlsplit(url).hostname)
+    except ValueError:
+        return False
 
 
 def _reason(error: Exception) -> Any:

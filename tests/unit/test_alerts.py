@@ -160,6 +160,30 @@ def test_a_server_that_is_not_there_is_an_error_without_the_url() -> None:
     assert "token" not in str(error.value)
 
 
+@pytest.mark.parametrize(
+    "answer", [b"220 mail.example.org\r\n\r\n", b"HTTP/1.1 200 OK\r\n" + b"X: y\r\n" * 200 + b"\r\n"]
+)
+def test_what_speaks_no_http_does_not_stop_the_delivery(answer: bytes) -> None:
+    def serve(server: socket.socket) -> None:
+        connection, _ = server.accept()
+        with connection:
+            connection.recv(65536)
+            connection.sendall(answer)
+
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        thread = Thread(target=serve, args=(server,))
+        thread.start()
+        with pytest.raises(SendError, match="does not speak HTTP"):
+            Webhook(f"http://127.0.0.1:{server.getsockname()[1]}/x", SECRET, now).send(alert())
+        thread.join()
+
+
+def test_an_address_that_no_mail_can_be_sent_from_does_not_stop_the_delivery(mail: tuple[str, Mailbox]) -> None:
+    with pytest.raises(SendError, match="no mail"):
+        Mail(mail[0], "a@example.org", "autotune@host\nBcc: b@example.org").send(alert())
+    assert mail[1].got == []
+
+
 def test_a_mail_says_what_is_wrong_and_is_the_same_each_time(mail: tuple[str, Mailbox]) -> None:
     url, box = mail
     Mail(url, "a@example.org, b@example.org", "autotune@example.org").send(alert())
@@ -235,6 +259,7 @@ def test_settings_are_read_and_their_secrets_not_shown() -> None:
     ("changes", "named"),
     [
         ({"webhook_url": "ftp://example.org", "webhook_secret": SECRET}, "AUTOTUNE_WEBHOOK_URL"),
+        ({"webhook_url": "https://[::1/hidden", "webhook_secret": SECRET}, "AUTOTUNE_WEBHOOK_URL"),
         ({"webhook_url": "https://example.org/hidden"}, "AUTOTUNE_WEBHOOK_SECRET"),
         ({"smtp_url": "mail.example.org", "alert_email": "a@example.org"}, "AUTOTUNE_SMTP_URL"),
         ({"smtp_url": "smtp://me:hidden@example.org:port", "alert_email": "a@example.org"}, "AUTOTUNE_SMTP_URL"),
