@@ -133,9 +133,13 @@ class FleetService:
 
         Raises:
             UnknownNameError: no such tuning.
-            InputError: it has ended already.
+            InputError: it has ended already, or runs on one machine, where nobody here may reach.
         """
         tuning = self._store.tuning(tuning_id)
+        if not tuning.pool:
+            raise InputError(
+                "tuning", tuning.id, "a fleet's tuning: this one runs on one machine, and is cancelled there"
+            )
         if tuning.state.ended and tuning.state is not TuningState.CANCELLED:
             raise InputError("tuning", tuning.id, f"it has ended already ({tuning.state})")
         if not self._store.withdraw(tuning.id, principal) and not force:

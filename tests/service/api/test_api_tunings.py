@@ -5,7 +5,7 @@ from __future__ import annotations
 from api_server import TINY, Api, assert_problem
 from commands import Command
 from fleet_records import fleet_tuning, live_tuning
-from store_records import FAILURE, FINGERPRINT, step_reading, trial
+from store_records import FAILURE, FINGERPRINT, step_reading, trial, tuning
 
 from autotune.api.answers import BestAnswer, KnownAnswer, KnownPage, Submitted, TrialPage, TuningAnswer, TuningPage
 from autotune.specs import Plan, Role, TuningState
@@ -138,6 +138,13 @@ def test_only_an_admin_cancels_what_others_want(api: Api) -> None:
     assert_problem(api.request("DELETE", f"{path}?force=true", Role.SUBMIT), 403, "forbidden", "admin")
     submitted(api)
     assert api.request("DELETE", f"{path}?force=true").json()["state"] == "cancelled"
+
+
+def test_a_tuning_of_one_machine_is_not_the_fleets_to_cancel(api: Api) -> None:
+    api.store.create_tuning(tuning("mine"))
+    for query in ("", "?force=true"):
+        assert_problem(api.request("DELETE", f"/tunings/mine{query}"), 422, "input", "one machine")
+    assert not api.store.tuning("mine").state.ended
 
 
 def test_what_has_ended_cannot_be_cancelled(api: Api) -> None:
