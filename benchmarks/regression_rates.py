@@ -136,7 +136,7 @@ def simulate(path: Path) -> None:
                     print(row(name, noise, heavy=heavy, visits=visits, loss=loss), flush=True)
     usual = Noise(within=0.01, between=0.005, visits=0.002, freedom=0)
     print(
-        "\n| windows of the first check | found of 5 % losses the night after, within 1 %, windows 0.5 %, visits 0.2 % |"
+        "\n| windows of the first check | 5 % losses found the night after (within 1 %, windows 0.5 %, visits 0.2 %) |"
     )
     print("|---|---|")
     for count in (1, 2, 4, 8):

@@ -224,3 +224,12 @@ def test_without_anything_to_check_that_is_said(autotune: Command, url: str, sto
     assert done.status == 0
     assert done.data["checks"] == []
     assert autotune("regress", "status", "--db", url).status == 0
+
+
+def test_a_fleet_without_nodes_has_nothing_to_start(autotune: Command, url: str, told: Nights) -> None:
+    done = autotune("regress", "start", "--db", url, "--json")
+    assert done.status == 0
+    assert done.data == {"chosen": [], "left_out": [], "too_costly": []}
+    done = autotune("regress", "start", "--pool", "nobody's", "--db", url)
+    assert done.status == 2
+    assert "nobody's" in done.err
