@@ -7,6 +7,7 @@ import sqlite3
 import time
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 from urllib.parse import quote
 
 from sqlalchemy import URL, Connection, Engine, QueuePool, create_engine, event, make_url
@@ -15,7 +16,13 @@ from sqlalchemy.exc import ArgumentError
 from autotune.errors import StoreError
 
 BUSY_TIMEOUT_S = 30.0
-CONNECT_TIMEOUT_S = 10
+# Transactions are short. A process that is frozen in the middle of one would keep its locks, and with them the whole
+# fleet, for ever: the server ends such a session. A server that is gone without a word is noticed as soon.
+POSTGRES_OPTIONS = {
+    "connect_timeout": 10,  # seconds; the others are milliseconds
+    "tcp_user_timeout": 15_000,
+    "options": "-c idle_in_transaction_session_timeout=15000",
+}
 WRITE = "autotune_write"  # execution option of the engine that writes
 ALLOWED = "give sqlite:///PATH or postgresql://USER@HOST/NAME"
 
@@ -59,10 +66,15 @@ def build_engine(location: Location, *, read_only: bool) -> Engine:
     if location.path is not None:
         return _sqlite_engine(location.path, read_only=read_only)
     try:
-        engine = create_engine(location.url, pool_pre_ping=True, connect_args={"connect_timeout": CONNECT_TIMEOUT_S})
+        engine = create_engine(location.url, pool_pre_ping=True, connect_args=_beside(location.url))
     except ImportError:
         raise StoreError("PostgreSQL needs the driver psycopg: pip install 'autotune[postgres]'") from None
     return engine.execution_options(postgresql_readonly=True) if read_only else engine
+
+
+def _beside(url: URL) -> dict[str, Any]:
+    """Our options, but for those that the URL gives."""
+    return {name: value for name, value in POSTGRES_OPTIONS.items() if name not in url.query}
 
 
 def may(access: int, path: Path) -> bool:

@@ -65,13 +65,19 @@ class NodeHands:
         reported = self._report(job_id, token, report)
         if reported is None:
             log.info("job %s: the report under token %d is not wanted", job_id, token)
-        elif reported.state is JobState.REPORTED:
+            return
+        if self._pulse.stopping:
+            self._sign_off()  # before somebody grants it the next attempt
+        if reported.state is JobState.REPORTED:
             self._fleet.finish(reported)
             log.info("job %s: finished", reported.id)
 
     def close(self) -> None:
         """Ends the ranks, and takes the node out of the fleet until a worker registers it again."""
         self._ranks.close()
+        self._sign_off()
+
+    def _sign_off(self) -> None:
         try:
             self._store.retire_node(self._name, self._session)
         except StoreError as error:

@@ -253,8 +253,10 @@ class Crew:
 
     def retry_of(self, job: Job) -> Job:
         """The next attempt at a job that has ended."""
-        jobs = self.store.jobs(pool=POOL)
-        return next(each for each in jobs if each.attempt == job.attempt + 1 and each.created_at >= job.created_at)
+        jobs = [each for each in self.store.jobs(pool=POOL) if each.created_at >= job.created_at]
+        found = next((each for each in jobs if each.attempt == job.attempt + 1), None)
+        assert found is not None, [(each.attempt, each.failure, each.message) for each in jobs]
+        return found
 
     def wait_measuring(self, job: Job) -> Job:
         """The job once its ranks measure."""
