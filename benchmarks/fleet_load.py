@@ -14,7 +14,8 @@ import random
 import statistics
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from datetime import timedelta
 from pathlib import Path
 
 TESTS = Path(__file__).resolve().parents[1] / "tests"
@@ -26,6 +27,7 @@ from private_fleet import private_fleet  # noqa: E402
 
 from autotune.specs import Job, JobPurpose, JobState  # noqa: E402
 from autotune.tuning.keys import create_key  # noqa: E402
+from storage.fleet_rows import job_row  # noqa: E402
 
 CLIENTS, DISTINCT, TIMES, USERS = 50, 200, 5, 10
 ALONE, GRANTS = 100, 5
@@ -66,14 +68,16 @@ class LoadRun:
 
     def backlog(self) -> int:
         """Jobs of somebody else, that run as nodes become free; how many wait when all are stored."""
-        store = self._crew.store
-        for number in range(BACKLOG):
-            store.create_job(
-                Job(
-                    id=f"backlog-{number}", purpose=JobPurpose.PROFILE, pool=POOL, cluster=pool_cluster(),
-                    request=QUICK, principal="somebody", deadline_s=60.0, created_at=store.now(),
-                )
-            )  # fmt: skip
+        store, now = self._crew.store, self._crew.store.now()
+        jobs = [
+            Job(
+                id=f"backlog-{number}", purpose=JobPurpose.PROFILE, pool=POOL, cluster=pool_cluster(), request=QUICK,
+                principal="somebody", deadline_s=60.0, created_at=now + timedelta(microseconds=number),
+            )
+            for number in range(BACKLOG)
+        ]  # fmt: skip
+        with store.writing() as session:  # as create_job would, but in one transaction
+            session.add_all(map(job_row, jobs))
         self._crew.queue.schedule(POOL)
         return store.counts().jobs[JobState.QUEUED.value]
 
@@ -113,11 +117,16 @@ def main() -> None:
     with private_fleet() as (crew, supervisor):
         crew.wait_done(crew.submit(2))  # so that there is a best plan
         run = LoadRun(crew, supervisor.url)
+        phases: dict[str, Callable[[], object]] = {
+            "alone": lambda: run.alone(10_000),
+            "many": run.many,
+            "waiting": run.backlog,
+            "alone_behind_backlog": lambda: run.alone(20_000),
+        }
         found: dict[str, object] = {"load_before": [round(each, 1) for each in before]}
-        found["alone"] = run.alone(10_000)
-        found["many"] = run.many()
-        found["waiting"] = run.backlog()
-        found["alone_behind_backlog"] = run.alone(20_000)
+        for name, phase in phases.items():
+            found[name] = phase()
+            print(f"{name}: {found[name]}", file=sys.stderr)
     print(json.dumps(found, indent=2))
 
 
