@@ -26,7 +26,7 @@ def test_users_who_fight_for_the_same_nodes_take_turns(crew: Crew) -> None:
         tunings = [
             fleet.submit(
                 smallest(), pool_cluster(nodes), Workload(seq_len=64, global_batch=4),
-                budget=Budget(max_trials=2 * MAX_TRIALS), principal=who, seed=seed,
+                budget=Budget(max_trials=MAX_TRIALS), principal=who, seed=seed,
             )[0]
             for seed, (who, nodes) in enumerate(WANTS.items(), 7_000_000)
         ]  # fmt: skip
