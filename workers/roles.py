@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import os
 import socket
 from collections.abc import Iterator
@@ -24,8 +23,6 @@ if TYPE_CHECKING:
     from autotune.settings import Settings
     from autotune.specs import Node
     from autotune.tuning.fleet_ports import FleetStore
-
-log = logging.getLogger("autotune.worker")
 
 
 def run_node(settings: Settings, options: NodeOptions, *, patience_s: float) -> int:
@@ -82,9 +79,9 @@ def _node_hands(settings: Settings, options: NodeOptions, node: Node, pulse: Pul
 def run_tuner(settings: Settings, *, name: str | None, concurrency: int, patience_s: float) -> int:
     """Advances tunings and sweeps until SIGTERM; returns the exit status. Raises StoreError without a database."""
     log_to_stderr()
+    app, queue, pulse = create_app(settings), CeleryQueue(create_app(settings)), Pulse()
     with _opened_before_the_fork(settings):
         pass
-    app, queue, pulse = create_app(settings), CeleryQueue(create_app(settings)), Pulse()
     own = f"{TUNER_QUEUE}.{name or f'{socket.gethostname()}-{os.getpid()}'}"
     lazy = LazyHands(lambda: _tuner_hands(settings), pulse)
     return run_worker(

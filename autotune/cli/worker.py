@@ -94,13 +94,16 @@ def worker(
 
     While the broker is away a worker waits and says so. A worker of the same name that starts later takes over.
     """
+    from autotune.wiring import make_folder
     from workers.roles import run_node, run_tuner
 
     settings = _settings(db)
+    make_folder(db)
     if role is WorkerRole.TUNER:
         return run_tuner(settings, name=name, concurrency=concurrency, patience_s=patience)
     chosen = _node_options(
         settings,
+        db,
         name=name,
         cluster=cluster,
         address=address,
@@ -131,6 +134,7 @@ def _settings(db: str | None) -> Settings:
 
 def _node_options(
     settings: Settings,
+    db: str | None,
     *,
     name: str | None,
     cluster: str | None,
@@ -150,7 +154,7 @@ def _node_options(
     place_address, place_interface = place(address, interface, settings.broker_url)
     return NodeOptions(
         name=chosen_name,
-        cluster=read_cluster(cluster, settings.database_url),
+        cluster=read_cluster(cluster, db),
         address=place_address,
         interface=place_interface,
         topology=topology,

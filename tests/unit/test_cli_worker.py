@@ -1,0 +1,36 @@
+"""`autotune worker`: what cannot be used is one clear error, before anything is started."""
+
+from __future__ import annotations
+
+import pytest
+from commands import Command
+
+NOWHERE = "postgresql://nobody@127.0.0.1:1/nothing"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "status", "told"),
+    [
+        (["--cluster", "no-such-pool"], 2, "no-such-pool"),
+        (["--name", "two words"], 2, "letters, digits"),
+        (["--interface", "eth-none"], 2, "this machine has"),
+        (["--address", "192.0.2.77"], 2, "this machine has"),
+        (["--role", "dreamer"], 2, "dreamer"),
+        (["--role", "tuner", "--db", NOWHERE], 5, "127.0.0.1"),
+        (["--db", NOWHERE], 5, "127.0.0.1"),
+    ],
+)
+def test_what_cannot_be_used(autotune: Command, arguments: list[str], status: int, told: str) -> None:
+    done = autotune("worker", *arguments)
+    assert done.status == status
+    assert told in done.err
+    assert "Traceback" not in done.err
+
+
+@pytest.mark.parametrize("command", [["worker", "--role", "tuner"], ["beat"]])
+def test_a_broker_that_is_not_redis(autotune: Command, monkeypatch: pytest.MonkeyPatch, command: list[str]) -> None:
+    monkeypatch.setenv("AUTOTUNE_BROKER", "amqp://me:secret@host")
+    done = autotune(*command)
+    assert done.status == 2
+    assert "redis://" in done.err
+    assert "secret" not in done.err
