@@ -17,7 +17,8 @@ def read_content(path: Path) -> bytes:
     try:
         return path.read_bytes()
     except OSError as error:
-        raise InputError(str(path), error.strerror or type(error).__name__, "a readable file is needed") from None
+        reason = error.strerror or type(error).__name__
+        raise InputError("file", str(path), f"a readable file is needed ({reason})") from None
 
 
 def batch_of(path: Path, content: bytes, source: str, format: Format, now: datetime) -> ImportBatch:

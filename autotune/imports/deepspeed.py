@@ -31,12 +31,12 @@ def read(file: LogFile) -> TrainingLog:
     for line, text in file:
         if match := _STEP.search(text):
             per_s = file.positive(line, "CurrSamplesPerSec", match[2])
-            samples.append(Step(line=line, number=int(match[1]), samples_per_s=per_s))
+            samples.append(Step(line=line, number=file.step(line, match[1]), samples_per_s=per_s))
             if peak := _PEAK.search(text):
                 _memory(log, line, peak[1])
         elif match := _PIPELINE.search(text):
             time_s = file.positive(line, "iter time (s)", match[2])
-            log.steps.append(Step(line=line, number=int(match[1]), time_s=time_s))
+            log.steps.append(Step(line=line, number=file.step(line, match[1]), time_s=time_s))
         elif match := _CONFIG.search(text):
             _config(log, line, match[1], match[2])
     log.steps = log.steps or samples

@@ -40,7 +40,8 @@ def _require_whole(path: Path) -> None:
     try:
         text = path.read_bytes().decode("utf-8-sig", errors="replace")
     except OSError as error:
-        raise InputError(str(path), error.strerror or type(error).__name__, "a readable file is needed") from None
+        reason = error.strerror or type(error).__name__
+        raise InputError("file", str(path), f"a readable file is needed ({reason})") from None
     lines = text.splitlines()
     if len(lines) < 2 or text.endswith(("\n", "\r")):
         return

@@ -11,6 +11,10 @@ from autotune.errors import InputError
 
 MIB, GIB = 2**20, 2**30
 
+MOST_DIGITS = 18
+LEAST = 1e-12
+"""No time, speed or memory is less in any unit of a log; what comes of a smaller number may be infinite."""
+
 _COLOUR = re.compile(r"\x1b\[[0-9;]*m")
 # torchrun --tee, srun --label and mpirun --tag-output put the rank before each line.
 _RANK = re.compile(r"^(?:\[(?:default|rank)?\d+\]:|\d+: |\[\d+,\d+\]<std(?:out|err)>:)\s?")
@@ -61,7 +65,7 @@ class LogFile:
             value = float(text.replace(",", ""))
         except ValueError:
             raise self.bad(line, what, text, "must be a number") from None
-        if not math.isfinite(value) or value <= 0:
+        if not math.isfinite(value) or value < LEAST:
             raise self.bad(line, what, text, "must be a finite number above 0")
         return value
 
@@ -71,6 +75,12 @@ class LogFile:
         if value != int(value):
             raise self.bad(line, what, text, "must be a whole number")
         return int(value)
+
+    def step(self, line: int, text: str) -> int:
+        """The number of a step. Raises InputError for one that no run can come to."""
+        if len(text) > MOST_DIGITS:
+            raise self.bad(line, "step", text, f"must be a number of at most {MOST_DIGITS} digits")
+        return int(text)
 
     def out_of_memory(self) -> int | None:
         """The first line that tells that a device's memory ran out; None if there is none."""

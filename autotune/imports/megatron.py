@@ -40,7 +40,7 @@ def read(file: LogFile) -> TrainingLog:
     arguments: dict[str, tuple[int, str]] = {}
     for line, text in file:
         if match := _ITERATION.search(text):
-            _iteration(log, line, int(match[1]), text)
+            _iteration(log, line, file.step(line, match[1]), text)
         elif match := _ARGUMENT.match(text):
             arguments[match[1]] = (line, match[2])
         elif match := _MEMORY.search(text):

@@ -59,7 +59,7 @@ def read(file: LogFile, cluster: ClusterSpec) -> tuple[list[ImportedReading], li
     columns: list[str] = []
     for line, text in file:
         if _COLUMNS.match(text):
-            columns = text.lstrip("# ").split()
+            columns = _columns(file, line, text)
         elif columns and _ROW.match(text):
             reading = _reading(file, line, columns, text.split(), sweep)
             if reading is not None:
@@ -87,8 +87,10 @@ def _operation(file: LogFile) -> CollectiveOp:
 
 
 def _iterations(file: LogFile) -> int:
-    found = next((match for _, text in file if text.startswith("#") and (match := _ITERATIONS.search(text))), None)
-    return int(found[1]) if found else 1
+    for line, text in file:
+        if text.startswith("#") and (match := _ITERATIONS.search(text)):
+            return file.count(line, "iters", match[1])
+    return 1
 
 
 def _group_size(file: LogFile, cluster: ClusterSpec) -> int:
@@ -110,6 +112,15 @@ def _group_size(file: LogFile, cluster: ClusterSpec) -> int:
         )
         raise InputError(f"{file.name}, ranks by host", dict(hosts), allowed)
     return size
+
+
+def _columns(file: LogFile, line: int, text: str) -> list[str]:
+    """The names of the columns. Raises InputError unless the out-of-place ones are there, in their order."""
+    found = text.lstrip("# ").split()
+    at = found.index("time") if "time" in found else len(found)
+    if found[at + 1 : at + 3] != ["algbw", "busbw"] or len(found) < at + 4:
+        raise file.bad(line, "columns", " ".join(found), "must have time, algbw, busbw and what was wrong")
+    return found
 
 
 def _reading(file: LogFile, line: int, columns: list[str], cells: list[str], sweep: _Sweep) -> CollectiveReading | None:

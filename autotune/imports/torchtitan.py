@@ -41,11 +41,11 @@ def read(file: LogFile) -> TrainingLog:
     log = TrainingLog(file=file, framework="fsdp")
     for line, text in file:
         if match := _STEP.search(text):
-            _step(log, line, int(match[1]), text)
+            _step(log, line, file.step(line, match[1]), text)
         elif match := _START.search(text):
             _batches(log, line, match[1])
         elif match := _MESH.search(text):
-            _mesh(log, line, ast.literal_eval(match[1]), ast.literal_eval(match[2]))
+            _mesh(log, line, match[1], match[2])
         elif match := _CONFIG.search(text):
             _config(log, line, _document(file, line, match.end() - 1))
         else:
@@ -71,10 +71,12 @@ def _batches(log: TrainingLog, line: int, text: str) -> None:
             log.state(name, log.file.count(line, name, match[1]), line)
 
 
-def _mesh(log: TrainingLog, line: int, names: list[str], sizes: list[int]) -> None:
+def _mesh(log: TrainingLog, line: int, names_text: str, sizes_text: str) -> None:
     """The mesh has the dimensions that are larger than one; those that it lacks are one."""
-    if len(names) != len(sizes) or any(not isinstance(size, int) or size < 1 for size in sizes):
-        raise log.file.bad(line, "device mesh", sizes, "must be a positive size a dimension")
+    names, sizes = _literal(names_text), _literal(sizes_text)
+    named = all(isinstance(name, str) for name in names)
+    if len(names) != len(sizes) or not named or any(type(size) is not int or size < 1 for size in sizes):
+        raise log.file.bad(line, "device mesh", sizes_text, "must be a positive size a dimension")
     mesh = dict(zip(names, sizes, strict=True))
     for name in ("tp", "pp", "cp"):
         log.state(name, mesh.get(name, 1), line)
@@ -85,6 +87,14 @@ def _mesh(log: TrainingLog, line: int, names: list[str], sizes: list[int]) -> No
     log.state("dp", mesh.get("dp_replicate", 1) * shards, line)
     if shards == 1:
         log.state("zero_stage", 0, line)
+
+
+def _literal(text: str) -> list[Any]:
+    """The items of a list as Python prints it; None for what is none."""
+    try:
+        return list(ast.literal_eval(text))
+    except (ValueError, SyntaxError):
+        return [None]
 
 
 def _applied(log: TrainingLog, line: int, text: str) -> None:
@@ -105,10 +115,10 @@ def _document(file: LogFile, line: int, column: int) -> dict[str, Any]:
     text = "\n".join((file.lines[line - 1][column:], *file.lines[line:]))
     try:
         found = json.JSONDecoder().raw_decode(text)[0]
-    except ValueError:
+    except (ValueError, RecursionError):
         try:
             found = ast.literal_eval(file.lines[line - 1][column:].strip())
-        except (ValueError, SyntaxError):
+        except (ValueError, SyntaxError, RecursionError, MemoryError):  # what ast raises for text that is too deep
             return {}
     return found if isinstance(found, dict) else {}
 

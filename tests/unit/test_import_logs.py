@@ -213,3 +213,27 @@ def test_the_interval_of_a_median_is_of_order_statistics() -> None:
     assert median_interval([4.0, 1.0, 2.0, 3.0]) == (2.5, 1.0, 4.0)
     # Of ten values the second smallest and largest: P(Binomial(10, 1/2) < 2) = 1.07 %, < 3 would be 5.5 %.
     assert median_interval([float(n) for n in range(1, 11)]) == (5.5, 2.0, 9.0)
+
+
+@pytest.mark.parametrize(
+    ("format", "text", "what"),
+    [
+        (Format.MEGATRON, import_logs.megatron().replace("iteration        3/", f"iteration {'9' * 5000}/"), "step"),
+        (Format.TORCHTITAN, import_logs.torchtitan(mesh="Building 1-D device mesh with ['dp'], [8x]"), "device mesh"),
+        (Format.TORCHTITAN, import_logs.torchtitan(mesh="Building 1-D device mesh with [8], [8]"), "device mesh"),
+        (Format.TORCHTITAN, import_logs.torchtitan(("612", *["1e-320"] * 6)), "tps"),
+        (Format.NCCL_TESTS, import_logs.nccl_tests().replace(" 5600.0 ", " 1e-320 "), "time"),
+        (Format.NCCL_TESTS, import_logs.nccl_tests().replace("algbw   busbw #wrong", "algbw"), "columns"),
+        (Format.NCCL_TESTS, import_logs.nccl_tests().replace(" iters: 20 ", f" iters: {'0' * 5000} "), "iters"),
+    ],
+)
+def test_damaged_lines_are_named(format: Format, text: str, what: str) -> None:
+    cluster = EIGHT if format is Format.TORCHTITAN else SIXTEEN
+    with pytest.raises(InputError, match=rf"line \d+, {what}"):
+        read_log(format, "x.log", text, Stated(cluster=cluster, model=None if format is Format.MEGATRON else LLAMA))
+
+
+def test_a_config_that_is_too_deep_is_passed_over() -> None:
+    text = "Running with args: {" + "[" * 100_000 + "\n" + import_logs.torchtitan()
+    (run,) = read_log(Format.TORCHTITAN, "x.log", text, Stated(cluster=EIGHT, model=LLAMA)).runs
+    assert run.plan.dp == 8
