@@ -100,14 +100,18 @@ class SubmissionStore(SessionStore):
                 row.owner, row.claim_expires_at, row.advanced_at = "", None, row.claimed_at
 
     def due_tunings(self) -> Sequence[str]:
-        """Live fleet tunings that nobody claims and that have no job under way, or one ended since the last advance."""
+        """Live fleet tunings that nobody claims and that have no job under way, or one ended since the last advance.
+
+        Those that were advanced longest ago, or never, come first.
+        """
         jobs = select(JobRow).where(JobRow.tuning_id == TuningRow.id)
         idle = ~jobs.where(JobRow.ended_at.is_(None)).exists()
         news = jobs.where(or_(TuningRow.advanced_at.is_(None), JobRow.ended_at >= TuningRow.advanced_at)).exists()
         query = select(TuningRow.id).where(TuningRow.state.in_(LIVE_STATES), TuningRow.pool != "", or_(idle, news))
         with self.reading() as session:
             free = _unclaimed(database_now(session))
-            return list(session.scalars(query.where(free).order_by(TuningRow.created_at, TuningRow.id)))
+            oldest = TuningRow.advanced_at.asc().nulls_first(), TuningRow.created_at, TuningRow.id
+            return list(session.scalars(query.where(free).order_by(*oldest)))
 
     def abandoned_tunings(self) -> Sequence[str]:
         """Ended tunings with jobs QUEUED or GRANTED that are not cancelled: who cancelled them died before those."""

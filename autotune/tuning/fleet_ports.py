@@ -225,7 +225,10 @@ class FleetStore(KnowledgeStore, Protocol):
         """Ends the claim, if it still is that owner's; notes when it was advanced."""
 
     def due_tunings(self) -> Sequence[str]:
-        """Live fleet tunings that nobody claims and that have no job under way, or one ended since the last advance."""
+        """Live fleet tunings that nobody claims and that have no job under way, or one ended since the last advance.
+
+        Those that were advanced longest ago, or never, come first.
+        """
 
     def abandoned_tunings(self) -> Sequence[str]:
         """Ended tunings with jobs QUEUED or GRANTED that are not cancelled: who cancelled them died before those."""

@@ -130,6 +130,18 @@ def test_due_is_what_nobody_advances_and_nothing_runs_for(store: SqlStore) -> No
     assert list(store.due_tunings()) == ["tuning-1"]  # one of them has ended
 
 
+def test_due_tunings_take_turns(store: SqlStore) -> None:
+    for name in ("first", "second", "third"):
+        store.submit_tuning(fleet_tuning(name), sharing_key=name)
+    for name in ("first", "third"):
+        store.claim_tuning(name, "tuner", lease_s=LONG_S)
+        store.release_tuning(name, "tuner")
+        before = store.now()
+        while store.now() <= before:
+            pass
+    assert list(store.due_tunings()) == ["second", "first", "third"]
+
+
 def test_a_job_that_ends_during_an_advance_is_not_missed(store: SqlStore) -> None:
     pair(store)
     live_tuning(store)

@@ -16,6 +16,7 @@ from autotune.specs import (
     Budget,
     JobPurpose,
     JobState,
+    NodeState,
     Trial,
     TrialState,
     TuningState,
@@ -131,6 +132,24 @@ def test_a_tuning_keeps_to_the_environment_that_it_began_in(world: World) -> Non
     world.join("d", "e")
     world.settle()
     assert_done(world, tuning_id)
+
+
+def test_a_sweep_sends_no_more_than_tuners_can_take(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("autotune.tuning.fleet.sweeping.MOST_ADVANCED", 2)
+    world.join("a", "b")
+    asked = [world.submit(2, seed=seed) for seed in range(3)]
+    for name in ("a", "b"):
+        world.store.set_node_state(name, NodeState.QUARANTINED, "by hand")
+    reminded: Counter[str] = Counter()
+    for _ in range(3):  # nothing can run: all of them are due every time
+        world.mail.waiting.clear()
+        world.service.sweep()
+        ids = [found[0] for kind, found in world.mail.waiting if kind == "advance"]
+        assert len(ids) == 2
+        reminded.update(ids)
+        for tuning_id in ids:
+            world.service.advance(tuning_id)
+    assert set(reminded) == set(asked)
 
 
 def test_when_every_message_is_lost_the_sweep_carries_all(world: World, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -23,6 +23,10 @@ UNSENT_AFTER_S = 5.0
 CANARY_AFTER_S = 30.0
 """A node that does nothing and was not heard of for so long is asked to prove that it consumes."""
 
+MOST_ADVANCED = 100
+"""Tunings that a sweep has advanced, in turns: a thousand that wait for nodes would else fill the tuners' queue faster
+than it empties, and new requests would wait behind them."""
+
 Item = TypeVar("Item")
 
 
@@ -39,7 +43,7 @@ def sweep(store: FleetStore, queue: Queue, merge: Merge) -> None:
     pools = sorted({node.pool for node in nodes})
     _each("check health in", pools, lambda pool: check_quarantined(store, queue, pool))
     _each("schedule", pools, lambda pool: schedule(store, queue, pool))
-    _each("advance", store.due_tunings(), queue.advance)
+    _each("advance", store.due_tunings()[:MOST_ADVANCED], queue.advance)
     silent = [node for node in nodes if node.name not in leased and is_canary_due(node, now)]
     _each("canary", silent, lambda node: queue.canary(node.name, node.session))
 
