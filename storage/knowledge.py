@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from datetime import UTC, datetime
 from typing import Any
 
-from sqlalchemy import ColumnElement, Row, Select, insert, select, update
+from sqlalchemy import ColumnElement, Row, Select, func, insert, select, update
 from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.orm import Session, aliased
 
@@ -23,8 +23,8 @@ from autotune.specs import (
     Workload,
 )
 from storage.knowledge_tables import BestRow, DocumentRow
-from storage.session import SessionStore
-from storage.tables import FingerprintRow, ProbeRow, StepRow
+from storage.session import SessionStore, fingerprint_row
+from storage.tables import ProbeRow, StepRow, TrialRow
 
 PLAIN = (
     "id", "parameters", "tokens_per_s_per_gpu", "repeats", "peak_bytes", "memory_source", "reason", "source",
@@ -32,6 +32,8 @@ PLAIN = (
 )  # fmt: skip
 NEAR = tuple(getattr(BestRow, name) for name in NearEntry.model_fields)
 QUESTION = ("model_key", "cluster_key", "workload_key", "environment_key", "source")
+EVIDENCE = ("plan_key", "tokens_per_s_per_gpu", "repeats", "tuning_id", "fingerprint_key")
+"""What makes two entries of one question equal."""
 
 
 class KnowledgeStore(SessionStore):
@@ -47,9 +49,11 @@ class KnowledgeStore(SessionStore):
                 select(DocumentRow.digest).where(DocumentRow.digest == values["model_digest"]).with_for_update()
             )
             same = [getattr(BestRow, name) == values[name] for name in QUESTION]
+            equal = [getattr(BestRow, name) == values[name] for name in EVIDENCE]
+            known = session.scalar(select(BestRow.id).where(*same, *equal).order_by(BestRow.id.desc()).limit(1))
+            if known is not None:
+                return self._entry(session, known)
             current = session.scalar(select(BestRow).where(*same, BestRow.superseded_at.is_(None)))
-            if current is not None and _equal(current, values):
-                return self._entry(session, current.id)
             if current is not None:
                 takes_over = current.plan_key == entry.plan.key or _faster(entry, current)
                 if takes_over:
@@ -117,26 +121,23 @@ class KnowledgeStore(SessionStore):
 
     def newest_fingerprint(self, cluster_key: str) -> Fingerprint | None:
         """The environment of the newest measurement on that cluster."""
-        probes = (
+        probe = (
             select(ProbeRow.fingerprint_key, ProbeRow.finished_at)
             .where(ProbeRow.cluster_key == cluster_key, ProbeRow.fingerprint_key.is_not(None))
             .order_by(ProbeRow.finished_at.desc())
             .limit(1)
         )
-        steps = (
-            select(StepRow.fingerprint_key, FingerprintRow.spec_json)
-            .join(FingerprintRow, FingerprintRow.key == StepRow.fingerprint_key)
+        step = (
+            select(StepRow.fingerprint_key, func.coalesce(TrialRow.finished_at, ProbeRow.finished_at))
+            .outerjoin(TrialRow, TrialRow.id == StepRow.trial_id)
+            .outerjoin(ProbeRow, ProbeRow.id == StepRow.probe_run_id)
             .where(StepRow.cluster_key == cluster_key)
             .order_by(StepRow.id.desc())
             .limit(1)
         )
         with self.reading() as session:
-            step = session.execute(steps).first()
-            if step is not None:
-                return Fingerprint.from_json(step.spec_json)
-            probe = session.execute(probes).first()
-            row = session.get(FingerprintRow, probe.fingerprint_key) if probe is not None else None
-            return None if row is None else Fingerprint.from_json(row.spec_json)
+            found = [(at, key) for query in (probe, step) for key, at in session.execute(query) if key is not None]
+            return Fingerprint.from_json(fingerprint_row(session, max(found)[1]).spec_json) if found else None
 
     def _entry(self, session: Session, entry_id: int) -> BestEntry:
         row = session.execute(_whole().where(BestRow.id == entry_id)).first()
@@ -212,11 +213,6 @@ def _documents(session: Session, entry: BestEntry) -> dict[str, str]:
         session.execute(new.on_conflict_do_nothing())
         digests[f"{name}_digest"] = spec.digest()
     return digests
-
-
-def _equal(row: BestRow, values: dict[str, Any]) -> bool:
-    names = ("plan_key", "tokens_per_s_per_gpu", "repeats", "tuning_id", "fingerprint_key")
-    return all(getattr(row, name) == values[name] for name in names)
 
 
 def _faster(entry: BestEntry, row: BestRow) -> bool:

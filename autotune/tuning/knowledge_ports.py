@@ -15,7 +15,7 @@ class KnowledgeStore(Store, Protocol):
     def put_best(self, entry: BestEntry) -> BestEntry:
         """Stores an entry. It takes the place of the current one of its model, cluster, workload, environment and
         source if it is the same plan (measured again) or a faster one; else it is kept as history, superseded
-        at once. An entry equal to the current one (same tuning, plan and figures) is not stored twice.
+        at once. An entry equal to a stored one (same tuning, plan and figures) is not stored twice.
         """
 
     def best_entry(self, entry_id: int) -> BestEntry:

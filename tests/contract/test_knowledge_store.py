@@ -6,7 +6,18 @@ from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
 
 import pytest
-from store_records import CLUSTER, COLLECTIVE_OUTCOME, COLLECTIVE_REQUEST, FINGERPRINT, MODEL, MOMENT, WORKLOAD
+from store_records import (
+    CLUSTER,
+    COLLECTIVE_OUTCOME,
+    COLLECTIVE_REQUEST,
+    FINGERPRINT,
+    MODEL,
+    MOMENT,
+    WORKLOAD,
+    step_reading,
+    trial,
+    tuning,
+)
 
 from autotune.errors import UnknownNameError
 from autotune.specs import BestEntry, ClusterSpec, DType, ModelSpec, Plan, RunnerUp
@@ -44,6 +55,17 @@ def test_an_equal_entry_is_not_stored_twice(store: SqlStore) -> None:
     first = store.put_best(entry())
     assert store.put_best(entry()) == first
     assert store.best_page(history=True) == [first]
+
+
+def test_an_entry_that_was_superseded_is_not_stored_twice_either(store: SqlStore) -> None:
+    first = store.put_best(entry())
+    slower = store.put_best(entry(plan=OTHER, tokens_per_s_per_gpu=0.3, tuning_id="slower"))
+    # Whoever remembers a tuning may die before its state is saved, and then it is remembered again.
+    assert store.put_best(entry(plan=OTHER, tokens_per_s_per_gpu=0.3, tuning_id="slower")) == slower
+    second = store.put_best(entry(tokens_per_s_per_gpu=0.35, tuning_id="later"))
+    assert store.put_best(entry()) == store.best_entry(first.id)
+    assert store.best_page() == [second]
+    assert [item.id for item in store.best_page(history=True)] == [second.id, slower.id, first.id]
 
 
 def test_the_same_plan_measured_again_takes_the_place_even_if_it_is_slower(store: SqlStore) -> None:
@@ -131,6 +153,23 @@ def test_the_newest_fingerprint_is_that_of_the_newest_measurement(store: SqlStor
     found = store.newest_fingerprint(CLUSTER.key)
     assert found is not None
     assert found.driver == "2"
+
+
+def test_a_probe_after_the_last_trial_tells_the_environment_too(store: SqlStore) -> None:
+    store.put_fingerprint(FINGERPRINT)
+    store.create_tuning(tuning("tuned"))
+    store.start_trial(trial(0, "tuned", FAST))
+    store.finish_trial(
+        "tuned-0", reading=step_reading(900.0), failure=None, outcome_gpu_s=8.0, setup_s=1.0,
+        fingerprint_key=FINGERPRINT.key,
+    )  # fmt: skip
+    assert store.newest_fingerprint(CLUSTER.key) == FINGERPRINT
+    upgraded = FINGERPRINT.model_copy(update={"driver": "2"})
+    store.save_probe(
+        tuning_id=None, cluster=CLUSTER, fingerprint_key=store.put_fingerprint(upgraded), request=COLLECTIVE_REQUEST,
+        outcome=COLLECTIVE_OUTCOME,
+    )  # fmt: skip
+    assert store.newest_fingerprint(CLUSTER.key) == upgraded
 
 
 def test_an_unknown_entry_is_named(store: SqlStore) -> None:
