@@ -22,18 +22,19 @@ from autotune.specs import (
 from autotune.specs.regression import AlertChannel, CauseKind, Check, CheckState, VerdictKind
 from autotune.tuning.regression.fleet import PRINCIPAL, advance_regression, start_regression
 from autotune.tuning.regression.protocol import order_of
-from benchmarks.regression_machine import Machine
+from benchmarks.regression_machine import Machine, Noises
 from storage import SqlStore, open_store
 
 CLUSTER = pool_cluster()
-WINDOWS = 2
+WINDOWS = 1
+CALM = Noises(within=0.004, between=0.002, visits=0.001)
 
 
 @dataclass
 class NightWorld(World):
     """Nodes whose regression jobs measure a machine made of formulas; a job measures the same however often asked."""
 
-    machine: Machine = field(default_factory=lambda: Machine(cluster=CLUSTER))
+    machine: Machine = field(default_factory=lambda: Machine(cluster=CLUSTER, noises=CALM))
     answers: dict[str, tuple[object, ...]] = field(default_factory=dict)
 
     def _readings(self, job: Job, speed: float) -> tuple[object, ...]:

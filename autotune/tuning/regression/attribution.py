@@ -38,6 +38,9 @@ LEAST_SLOWDOWN = 0.02
 ENOUGH = 0.5
 """The share of a loss that a cause must be able to explain."""
 
+CLEAR = 0.8
+"""From this share of a step's growth on it was computing that grew, or was not."""
+
 KINDS = {
     CheckRole.LINK_INSIDE: CauseKind.LINK_INSIDE,
     CheckRole.LINK_ACROSS: CauseKind.LINK_ACROSS,
@@ -167,6 +170,8 @@ def _typical(windows: Sequence[CheckWindow]) -> StepTrace | None:
 
 def _slower_control(evidence: Evidence, found: Sequence[ControlChange]) -> Attribution | None:
     able = [item for item in found if item.slower and item.step_effect[2] >= ENOUGH * evidence.loss]
+    if len(able) > 1:
+        able = _where_it_was_lost(able, evidence)
     if not able:
         return None
     worst = max(able, key=lambda item: item.step_effect[0] + item.step_effect[2])
@@ -182,6 +187,19 @@ def _slower_control(evidence: Evidence, found: Sequence[ControlChange]) -> Attri
         text += f", since the environment changed ({names}): the software may be why"
         return Attribution(kind=CauseKind.SOFTWARE, subject=_names(evidence.changed), text=text)
     return Attribution(kind=KINDS[worst.role], subject=subject, text=text)
+
+
+def _where_it_was_lost(able: Sequence[ControlChange], evidence: Evidence) -> list[ControlChange]:
+    """Of several slower controls those that are about where the traced steps grew; all where that is not clear."""
+    before, now = _typical(evidence.baseline), _typical(evidence.now)
+    if before is None or now is None or now.step_s <= before.step_s:
+        return list(able)
+    computing = (now.calc_s - before.calc_s) / (now.step_s - before.step_s)
+    if computing >= CLEAR:
+        return [item for item in able if item.role is CheckRole.KERNELS] or list(able)
+    if computing <= 1.0 - CLEAR:
+        return [item for item in able if item.role is not CheckRole.KERNELS] or list(able)
+    return list(able)
 
 
 def subject_of(entry: BestEntry, role: CheckRole) -> str:
