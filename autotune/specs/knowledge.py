@@ -27,9 +27,10 @@ class RunnerUp(Spec):
 class BestEntry(Spec):
     """The best plan that was measured for one model, cluster and workload in one environment.
 
-    `id` is 0 until it is stored. `parameters` is the model's number of parameters. `interval` holds the mean throughput with 95 %. `peak_bytes` is the worst rank's of
-    all repeats, None where unknown. `source` is `measured` for our own trials, else the import's name.
-    `superseded_at` is set when a later entry took its place, `reason` says why this plan and not the fastest one.
+    `id` is 0 until it is stored. `parameters` is the model's number of parameters. `interval` holds the mean
+    throughput with 95 %. `peak_bytes` is the worst rank's of all repeats, None where unknown. `source` is `measured`
+    for our own trials, else the import's name. `superseded_at` is set when a later entry took its place, `reason` says
+    why this plan and not the fastest one.
     """
 
     id: int = 0

@@ -25,8 +25,8 @@ from autotune.search.explanation import explain_setting, rejection
 from autotune.search.limits import LimitKind, estimated_limits, measured_limits, memory_limit
 from autotune.search.whatif import Setting, what_ifs
 from autotune.specs import Plan, Recompute, Schedule, StepReading, Trial, TrialState, Tuning, Workload
-from autotune.tuning.explanation import explain_best
 from autotune.tuning.best import best_of
+from autotune.tuning.explanation import explain_best
 
 SETTING = Setting(
     model=preset("llama2-7b"),

@@ -45,7 +45,7 @@ QUERIES: dict[str, Callable[[SqlStore], object]] = {
 # Scans in the order of an index, which a limit ends; of the nodes of a fleet, which are few; of no table at all; and of
 # the numbered rows of one queue, which an index found.
 SCANNED = ("SCAN places", "SCAN (subquery", "USING INDEX ix_tunings_created_at", "SCAN nodes", "SCAN CONSTANT ROW")
-# What is sorted there is a few rows: of one request, tuning or gang, those that are live, or those of one moment; and the
+# What is sorted there is a few rows: of one request, tuning or gang, those that live, or those of one moment; and the
 # readings of one cluster, of which `db compact` keeps few of each kind.
 SORTED = {"best_trials", "tunings", "profile", "jobs of a tuning", "due_tunings", "unsent_members", "grant"}
 SORTED |= {"queued_jobs", "abandoned_tunings", "collective_readings"}
