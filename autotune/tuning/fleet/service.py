@@ -67,7 +67,7 @@ class FleetService:
 
     def __init__(self, store: FleetStore, queue: Queue, merge: Merge) -> None:
         self._store, self._queue, self._merge = store, queue, merge
-        self._checked: OrderedDict[str, None] = OrderedDict()
+        self._checked: OrderedDict[tuple[str, ...], None] = OrderedDict()
         self._pools: dict[str, tuple[float, ClusterSpec, int]] = {}
 
     def close(self) -> None:
@@ -118,7 +118,7 @@ class FleetService:
             updated_at=now,
         )
         asked = request_key(tuning)
-        self._check(tuning, asked)
+        self._check(tuning)
         stored, created = self._store.submit_tuning(
             tuning, sharing_key=asked, request_digest=asked, idempotency_key=idempotency_key
         )
@@ -161,9 +161,10 @@ class FleetService:
             tuning = self._store.tuning(tuning.id)
         raise StoreConflictError(f"tuning {tuning.id!r} is being claimed all the time")
 
-    def _check(self, tuning: Tuning, asked: str) -> None:
-        """Refuses a request that cannot lead to a plan. One that was found good is not judged again; its pool is."""
+    def _check(self, tuning: Tuning) -> None:
+        """Refuses a request that cannot lead to a plan. What was found good is not judged again; its pool is."""
         self._require_pool(tuning.cluster)
+        asked = (tuning.model.key, tuning.cluster.key, tuning.workload.key, tuning.space.to_json())
         if asked in self._checked:
             return
         check_request(tuning.model, tuning.cluster, tuning.workload, tuning.space)
