@@ -41,7 +41,7 @@ class InputError(AutotuneError):
 
     Args:
         what: the name of the thing as the user knows it (`--seq-len`, `plan.tp`, a file's path).
-        value: the offending value.
+        value: the offending value; None where there is none.
         allowed: what would be accepted, in words.
     """
 
@@ -49,14 +49,15 @@ class InputError(AutotuneError):
 
     def __init__(self, what: str, value: object, allowed: str) -> None:
         self.what, self.value, self.allowed = what, value, allowed
-        super().__init__(f"{_short(what)}: {_short(repr(value))} cannot be used; {allowed}")
+        found = "none given" if value is None else f"{_short(repr(value))} cannot be used"
+        super().__init__(f"{_short(what)}: {found}; {allowed}")
 
 
 class UnknownNameError(InputError):
     """A name that nobody knows; lists close or all known names."""
 
     def __init__(self, what: str, value: str, known: Iterable[str]) -> None:
-        super().__init__(what, value, "known: " + (", ".join(sorted(known)) or "none yet"))
+        super().__init__(what, value, "known: " + (", ".join(sorted(set(known))) or "none yet"))
 
 
 class UnsupportedModelError(InputError):

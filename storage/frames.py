@@ -75,7 +75,7 @@ def export(store: SessionStore, table: str, format: Format | str, path: str | Pa
         if not os.path.isfile(target):
             raise InputError("path", str(path), "this exists and is no regular file; name another one")
         if not overwrite:
-            raise InputError("path", str(path), "the file exists; name another one or allow overwriting")
+            raise InputError("path", str(path), "the file exists; name another one, or allow overwriting (--overwrite)")
     data = frame(store, table)
     try:
         _write_whole(target, lambda file: _write(data, Format(format), file))

@@ -103,6 +103,8 @@ def _through_json(spec: type[S]) -> Callable[[Any], S]:
     """Specs are strict, and only from JSON do they take enums and tuples; the body that we get is parsed already."""
 
     def validate(data: Any) -> S:
+        if isinstance(data, bytes):
+            raise InputError("body", "another type of content", "JSON, sent with Content-Type: application/json")
         try:
             return spec.from_data(data, "body")
         except RecursionError:
@@ -141,6 +143,8 @@ def find_cluster(parts: Parts, ref: str | ClusterSpec, nodes: int | None = None)
         cluster = parts.recent.get(("cluster", name), lambda: _named_cluster(parts.store, name))
     if nodes is None or nodes == cluster.nodes:
         return cluster
+    if nodes > 1 and cluster.inter is None:
+        raise InputError("nodes", nodes, f"1; cluster {cluster.name!r} says nothing of a link between nodes (inter)")
     return ClusterSpec.from_data(cluster.to_data() | {"nodes": nodes}, "cluster")
 
 

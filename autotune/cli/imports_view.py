@@ -56,6 +56,9 @@ def _sentence(source: str, answer: dict[str, Any], *, dry_run: bool) -> str:
     what = f"{answer['file']}: {len(answer['runs'])} runs and {len(answer['readings'])} collective readings"
     if answer["already"]:
         known = answer["already"]
-        return f"{what}: imported already as {known['source']} ({known['file_name']}); nothing was changed"
+        return (
+            f"{what}: imported already as {known['source']} ({known['file_name']}); nothing was changed, whatever was "
+            f"said of it this time: autotune imports --forget {known['source']} first"
+        )
     replaced = f", in place of {', '.join(answer['replaces'])}" if answer["replaces"] else ""
     return f"{what} {'would be ' if dry_run else ''}imported as {source}{replaced}"

@@ -53,7 +53,8 @@ def plan(
     """
     if remote.asked_server():
         if plan is not None or explain or scaling or history is not None or db is not None:
-            raise InputError("--server", remote.asked_server(), "it ranks plans; the other options work here only")
+            allowed = "--plan, --explain, --scaling, --history and --db work on this machine only: leave it out"
+            raise InputError("--server", remote.asked_server(), allowed)
         asked = {
             "seq_len": seq_len, "global_batch": global_batch, "dtype": dtype, "tp": tp, "pp": pp, "top": top,
             "micro_batch": micro_batch, "zero_stage": zero_stage, "recompute": recompute,

@@ -247,9 +247,15 @@ def _print_known(data: dict[str, Any]) -> None:
         console.print(
             f"Best known plan for {data['model']} on {data['cluster']}: {output.plan_text(known['plan'])}, "
             f"{output.count_text(known['tokens_per_s_per_gpu'])} tokens/s/GPU (95 % interval {low} to {high}, "
-            f"{output.runs_text(known['repeats'])}), measured {known['measured_at'][:16]} by {known['source']}",
+            f"{output.runs_text(known['repeats'])}), "
+            f"measured {known['measured_at'][:16].replace('T', ' ')} UTC, source {known['source']}",
             soft_wrap=True,
         )
+        second = known["runner_up"]
+        if second is not None:
+            close = "; too close to call" if second["too_close"] else ""
+            speed = output.count_text(second["tokens_per_s_per_gpu"])
+            console.print(f"runner-up: {output.plan_text(second['plan'])}, {speed} tokens/s/GPU{close}", soft_wrap=True)
         for change in data["stale"]:
             console.print(f"stale: {change['name']}: {change['then'] or 'none'} then, {change['now'] or 'none'} now")
         return

@@ -26,7 +26,9 @@ def cancel(
         output.print_json(data)
         return
     ended = data["state"] == "cancelled"
-    words = "is cancelled" if ended else f"is {data['state']}: somebody else wants it still"
+    words = (
+        "is cancelled" if ended else f"is {data['state']}: somebody else wants it still (--force of an admin ends it)"
+    )
     output.console().print(f"Tuning {data['tuning']} {words}", soft_wrap=True)
 
 
@@ -61,10 +63,15 @@ def list_nodes(
     table = output.table("", "<node", "<cluster", "<device", "slots", "<state", "<why not", "<job", "heard of")
     for row in rows:
         table.add_row(
-            row["name"], row["pool"], row["device"]["name"], str(row["slots"]), row["state"], row["obstacle"] or "-",
+            row["name"], row["pool"], row["device"]["name"], str(row["slots"]), state_text(row), row["obstacle"] or "-",
             row["job"] or "-", f"{row['heartbeat_age_s']:.0f} s ago",
         )  # fmt: skip
     output.console().print(table if rows else "No node has registered yet: autotune worker")
+
+
+def state_text(row: dict[str, Any]) -> str:
+    """Whether it gets jobs: nobody should read `ready` of a node that something keeps from all of them."""
+    return "unusable" if row["obstacle"] and row["state"] == "ready" else str(row["state"])
 
 
 @app.command("show")
@@ -78,7 +85,8 @@ def show_node(node: NodeName, as_json: options.AsJson = False) -> None:
     table = output.table(f"Node {node}", "<what", "<value")
     shown = ("pool", "address", "topology", "slots", "state", "reason", "failures", "obstacle", "job", "world_id")
     for name in shown:
-        table.add_row(name.replace("_", " "), str(data["node"][name] or "-"))
+        value = state_text(data["node"]) if name == "state" else data["node"][name]
+        table.add_row(name.replace("_", " "), "-" if value in (None, "") else str(value))
     output.console().print(table)
     incidents = output.table("Incidents, newest first", "<at (UTC)", "<kind", "<what")
     for item in data["incidents"]:

@@ -124,7 +124,7 @@ def _print_best(answer: dict[str, Any], plan: Plan, launch: LaunchArguments | No
         ("mu = T_comm / T_calc", output.count_text(found["mu"])),
         ("peak memory of a rank", f"{output.bytes_text(found['peak_memory_bytes'])} ({found['memory_source']})"),
         ("repeats", str(found["repeats"])),
-        ("measured at", answer["measured_at"]),
+        ("measured at", f"{answer['measured_at'][:19].replace('T', ' ')} UTC"),
     ]
     if fingerprint:
         where = f"{fingerprint['hostname']}, {fingerprint['device_count']} x {fingerprint['device_name']}"

@@ -14,6 +14,7 @@ import httpx
 from autotune.client.problems import raise_problem
 from autotune.client.streams import server_sent
 from autotune.errors import InputError, ServerError
+from autotune.settings import API_KEY_VARIABLE
 from autotune.specs import (
     Budget,
     ClusterSpec,
@@ -50,6 +51,8 @@ class Client:
     def __init__(self, url: str, api_key: str = "") -> None:
         if not url.startswith(("http://", "https://")):
             raise InputError("--server", url, "an address as http://HOST:PORT")
+        if not api_key.isascii():
+            raise InputError(API_KEY_VARIABLE, "letters beyond ASCII", "a key as `autotune keys create` prints it")
         headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
         self._url = url.rstrip("/")
         try:

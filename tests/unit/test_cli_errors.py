@@ -73,6 +73,8 @@ def assert_refused(done: Done, status: int, *words: str) -> None:
         (("cluster", "discover", "--memory-gib", "1e300"), ("--memory-gib", "1e+300")),
         (("backtest", "runs.csv", "--seed", str(2**63)), ("--seed",)),
         (("tune", "--no-such-option"), ("--no-such-option", "--help")),
+        (("nodes", "list"), ("--server: none given", "$AUTOTUNE_SERVER")),
+        (("--server", "http://127.0.0.1:1", "plan", "--plan", "tp=2"), ("--server", "--plan", "this machine only")),
         (("no-such-command",), ("no-such-command",)),
     ],
 )

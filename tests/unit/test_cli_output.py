@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from autotune.cli.output import bytes_text, count_text, print_launch, rate_text, seconds_text, write_text
+from autotune.cli.remote_fleet import state_text
 from autotune.export import LaunchArguments
 
 
@@ -72,3 +73,9 @@ def test_a_pipe_is_written_to_and_not_replaced(tmp_path: Path) -> None:
     assert os.read(reader, 100) == b"a: 1\n"
     os.close(reader)
     assert pipe.is_fifo()
+
+
+def test_a_node_that_something_keeps_from_all_jobs_is_not_called_ready() -> None:
+    assert state_text({"state": "ready", "obstacle": None}) == "ready"
+    assert state_text({"state": "ready", "obstacle": "its worker has ended"}) == "unusable"
+    assert state_text({"state": "quarantined", "obstacle": "its worker has ended"}) == "quarantined"

@@ -39,11 +39,11 @@ def _fields(one: BestEntry, other: BestEntry) -> list[tuple[str, str, str]]:
             "global batch": str(entry.workload.global_batch),
             "dtype": entry.workload.dtype.value,
             "plan": entry.plan.key,
-            "tokens/s/GPU": f"{entry.tokens_per_s_per_gpu:.6g} ({low:.6g} to {high:.6g})",
+            "tokens/s/GPU": f"{entry.tokens_per_s_per_gpu:,.1f} ({low:,.1f} to {high:,.1f})",
             "repeats": str(entry.repeats),
             "free memory": f"{margin:.0%}" if margin is not None else "not known",
             "source": entry.source,
-            "measured at": entry.measured_at.isoformat(),
+            "measured at": f"{entry.measured_at:%Y-%m-%d %H:%M:%S} UTC",
         }
 
     first, second = texts(one), texts(other)

@@ -45,7 +45,7 @@ def test_a_body_that_is_no_request(api: Api) -> None:
         answer = api.request("POST", "/tunings", content=content, headers=JSON)
         assert_problem(answer, 422, "input", "body")
     plain = api.request("POST", "/tunings", content=json.dumps(TINY), headers={"content-type": "text/plain"})
-    assert_problem(plain, 422, "input", "body")
+    assert_problem(plain, 422, "input", "body", "Content-Type")
 
 
 def test_a_large_body_is_refused_however_it_comes(api: Api) -> None:
