@@ -44,7 +44,7 @@ def backup(url: str, path: Path, *, overwrite: bool = False) -> Copy:
     """
     location, target = locate(url), Path(os.path.realpath(path))
     if target.exists() and (not overwrite or not target.is_file()):
-        raise InputError("file", str(path), "the file exists; name another one or allow overwriting")
+        raise InputError("file", str(path), "the file exists; name another one, or allow overwriting (--overwrite)")
     try:
         handle, name = tempfile.mkstemp(dir=target.parent, prefix=f".{target.name}.")
     except OSError as error:
@@ -209,7 +209,7 @@ def _fill(engine: Engine, location: Location, source: Connection, *, overwrite: 
     with writer(engine).begin() as target:
         upgrade_within(target, location)
         if not overwrite and any(counts(target).values()):
-            raise StoreConflictError(f"{location.name} is not empty; allow overwriting to replace what it holds")
+            raise StoreConflictError(f"{location.name} is not empty; --overwrite replaces what it holds")
         empty(target)
         rows = counts(source)
         make_optuna_tables(target, set(rows))
@@ -231,7 +231,7 @@ def _require_unused(location: Location) -> None:
             )
             used = bool(connection.execute(text(others)).scalar_one())
     if used:
-        raise StoreConflictError(f"{location.name} is in use by others; stop them, or allow overwriting")
+        raise StoreConflictError(f"{location.name} is in use by others; stop them, or allow overwriting (--overwrite)")
 
 
 def _is_alone(path: Path) -> bool:

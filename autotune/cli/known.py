@@ -129,7 +129,7 @@ def _print_near(answer: Answer) -> None:
     low, high = carried.interval
     console.print(
         f"Estimate (not measured): {carried.plan.key}, {output.count_text(carried.tokens_per_s_per_gpu)} tokens/s/GPU "
-        f"(90 % interval {output.count_text(low)} to {output.count_text(high)}), fits with {carried.p_fits:.0%}",
+        f"(90 % interval {output.count_text(low)} to {output.count_text(high)}), P(fits) {carried.p_fits:.0%}",
         soft_wrap=True,
     )
     if settle is not None:

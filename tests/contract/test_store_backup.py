@@ -160,7 +160,7 @@ def test_a_database_that_holds_something_is_replaced_only_when_asked(target: str
     with open_store(target) as store:
         fill(store)
     before = content(target)
-    with pytest.raises(StoreConflictError, match=r"is not empty; allow overwriting"):
+    with pytest.raises(StoreConflictError, match=r"is not empty; --overwrite replaces"):
         restore(target, small)
     assert content(target) == before
     restore(target, small, overwrite=True)
