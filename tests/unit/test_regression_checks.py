@@ -279,16 +279,14 @@ def test_the_controls_are_those_that_the_cluster_and_plan_have() -> None:
 
 
 def test_steps_and_controls_are_interleaved_and_a_failure_is_measured_again() -> None:
-    entry, machine = entry_of(), Machine(cluster=PAIR)
+    entry = entry_of()
     order = [role for role, _ in order_of(entry)]
     assert order.count(CheckRole.WINNER) == REPEATS
     assert order[0] is not CheckRole.WINNER
     assert order[-1] is not CheckRole.WINNER
     first = next_request(entry, [], again=True)
     assert first is not None
-    machine.visit(failure=FailureKind.HANG)
-    step = next(wanted for wanted in (first,))
-    lost = CheckMeasurement(number=0, window=0, role=step.role, at=MOMENT, gpu_s=1.0, failure=FailureKind.HANG)
+    lost = CheckMeasurement(number=0, window=0, role=first.role, at=MOMENT, gpu_s=1.0, failure=FailureKind.HANG)
     retried = next_request(entry, [lost], again=True)
     assert retried is not None
     assert (retried.number, retried.role, retried.request) == (1, first.role, first.request)
