@@ -17,7 +17,7 @@ from sqlalchemy import Connection, Engine, text
 
 from autotune.errors import InputError, StoreConflictError, StoreError
 from storage.copying import copy_rows, counts, empty, make_optuna_tables
-from storage.engine import Location, build_engine, locate, writer
+from storage.engine import Location, build_engine, connect_to_read, locate, writer
 from storage.faults import translated
 from storage.schema import HEAD, bring_up_to_date, require_known, stored_revision, upgrade_within
 
@@ -114,7 +114,7 @@ def _write(location: Location, part: Path) -> tuple[str, dict[str, int]]:
 
 def _clone(database: Path, part: Path) -> None:
     """SQLite's own online backup (https://sqlite.org/backup.html): one moment of a file that is in use."""
-    with closing(sqlite3.connect(database)) as source, closing(sqlite3.connect(part)) as target:
+    with closing(connect_to_read(database)) as source, closing(sqlite3.connect(part)) as target:
         source.backup(target)
         target.execute("PRAGMA journal_mode = DELETE")  # one file, without a log beside it
 

@@ -116,14 +116,23 @@ def _sqlite_engine(path: Path, *, read_only: bool) -> Engine:
     mode = _read_mode(path) if read_only else "mode=rwc"
 
     def connect() -> sqlite3.Connection:
-        uri = f"file:{quote(str(path))}?{mode}"
-        connection = sqlite3.connect(uri, uri=True, timeout=BUSY_TIMEOUT_S, check_same_thread=False)
+        connection = _connect(path, mode)
         _configure(connection, read_only=read_only)
         return connection
 
     engine = create_engine("sqlite://", creator=connect, poolclass=QueuePool)
     event.listen(engine, "begin", _begin)
     return engine
+
+
+def connect_to_read(path: Path) -> sqlite3.Connection:
+    """A connection to a SQLite file that we only read, whatever we may do with the file."""
+    return _connect(path, _read_mode(path))
+
+
+def _connect(path: Path, mode: str) -> sqlite3.Connection:
+    uri = f"file:{quote(str(path))}?{mode}"
+    return sqlite3.connect(uri, uri=True, timeout=BUSY_TIMEOUT_S, check_same_thread=False)
 
 
 def _read_mode(path: Path) -> str:

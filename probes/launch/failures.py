@@ -94,10 +94,14 @@ def kind_of_text(text: str) -> FailureKind:
 
 
 def message_of(error: BaseException) -> str:
-    """The exception's class and the last line of its message that says something; our own messages as they are."""
+    """The exception's class and the last line of its message that says something; our own messages as they are.
+
+    Bytes of a path that are no text come as escapes: no database and no JSON could hold them.
+    """
+    text = str(error).encode(errors="backslashreplace").decode()
     if isinstance(error, AutotuneError):
-        return str(error)
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+        return text
+    lines = [line.strip() for line in text.splitlines() if line.strip()]
     name = type(error).__name__
     return f"{name}: {lines[-1]}" if lines else name
 

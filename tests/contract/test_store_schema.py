@@ -34,20 +34,28 @@ MIGRATIONS = Path(__file__).parents[2] / "storage" / "migrations"
 # Opens a database before it gives its rights up, to have imported all that it needs. To root nothing is read-only.
 AS_NOBODY = """
 import os, pwd, sys, tempfile
+from pathlib import Path
 from autotune.errors import StoreError
 from storage import open_store
+from storage.backup import backup
 from store_records import MODEL
+def copy(url):
+    with tempfile.TemporaryDirectory() as directory:
+        return backup(url, Path(directory) / "copy").rows["models"]
 with tempfile.TemporaryDirectory() as directory:
     open_store(f"sqlite:///{directory}/a.db").close()
+    copy(f"sqlite:///{directory}/a.db")
 if os.geteuid() == 0:
     nobody = pwd.getpwnam("nobody")
     os.setgroups([])
     os.setresgid(*[nobody.pw_gid] * 3)
     os.setresuid(*[nobody.pw_uid] * 3)
 try:
-    with open_store(sys.argv[2], read_only=sys.argv[1] == "read") as store:
+    with open_store(sys.argv[2], read_only=sys.argv[1] != "write") as store:
         if sys.argv[1] == "write":
             store.put_model(MODEL)
+        elif sys.argv[1] == "backup":
+            print(copy(sys.argv[2]), "of ", end="")
         print([model.name for model in store.models()])
 except StoreError as error:
     print(f"{type(error).__name__}: {error}")
@@ -273,6 +281,7 @@ def test_a_read_only_file_can_be_read_and_says_that_it_cannot_be_written(
     assert refusal.startswith("StoreReadOnlyError"), refusal
     assert f"{path} cannot be written" in refusal
     assert as_nobody("read", path) == "['tiny']"
+    assert as_nobody("backup", path) == "1 of ['tiny']"
     assert path.read_bytes() == before
 
 

@@ -108,6 +108,7 @@ def test_of_equal_failures_the_first_is_the_cause() -> None:
 def test_messages() -> None:
     assert message_of(ValueError("one\ntwo\n\n")) == "ValueError: two"
     assert message_of(MemoryError()) == "MemoryError"
+    assert message_of(OSError("no file '/data/\udcff'")) == r"OSError: no file '/data/\udcff'"  # a path that is no text
     assert message_of(IllegalPlanError("plan.tp", 3, "tp must divide heads")).startswith("plan.tp: 3 cannot")
     assert death_of(-9) == "was killed by SIGKILL"
     assert death_of(2) == "exited with status 2"
