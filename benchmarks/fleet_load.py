@@ -96,8 +96,9 @@ class LoadRun:
         assert {answer.status for answer in answers} == {200}
 
     def _first_grant_s(self, seed: int) -> float:
-        """From the submission of a request until its first job has nodes; 120 s at most are waited for."""
-        (answer,) = ask_all(self._url, [submission(seed)], 1, self._secrets[1:2])
+        """From the submission of somebody new until its first job has nodes; 120 s at most are waited for."""
+        secret = create_key(self._crew.store, f"new-{seed}", "submit").secret
+        (answer,) = ask_all(self._url, [submission(seed)], 1, [secret])
         tuning_id, store = answer.data["tuning"], self._crew.store
         wait_for("its first nodes", lambda: any(job.granted_at for job in store.jobs(tuning_id=tuning_id)))
         granted_at = min(job.granted_at for job in store.jobs(tuning_id=tuning_id) if job.granted_at is not None)

@@ -31,7 +31,7 @@ def test_users_who_fight_for_the_same_nodes_take_turns(crew: Crew) -> None:
             for seed, (who, nodes) in enumerate(WANTS.items(), 7_000_000)
         ]  # fmt: skip
     wait_for("all end", lambda: all(crew.store.tuning(each.id).state.ended for each in tunings), within_s=4 * AMPLE_S)
-    jobs = []
+    jobs: list[Job] = []
     for tuning in tunings:
         jobs += assert_truthful(crew.store, crew.wait_done(tuning))[1]
     for node in ("a", "b"):
