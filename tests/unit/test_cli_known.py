@@ -109,3 +109,10 @@ def test_what_cannot_be_asked_is_one_clear_error(autotune: Command, url: str, ar
     assert done.status == 2
     assert what in done.err
     assert "Traceback" not in done.err
+
+
+def test_a_question_makes_no_database_where_one_was_named(autotune: Command, tmp_path: Path) -> None:
+    file = tmp_path / "elsewhere.db"
+    asked = autotune("best", "--model", "gpt2", "--cluster", "a100-80gb-sxm:1x8", "--db", f"sqlite:///{file}")
+    assert asked.status == 5
+    assert not file.exists()
