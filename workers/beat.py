@@ -1,4 +1,4 @@
-"""Beat: asks for a sweep every few seconds, for ever.
+"""Beat: asks for a sweep every few seconds, and once a night for checks of the best-known plans, for ever.
 
 It keeps nothing: a beat that dies loses nothing, two of them do no harm, and a clock that is set back does not stop it
 (Celery's beat compares clock times, and would wait for the old time to come again).
@@ -9,6 +9,8 @@ from __future__ import annotations
 import logging
 import signal
 import threading
+from dataclasses import dataclass
+from datetime import UTC, date, datetime, time, timedelta
 from types import FrameType
 from typing import TYPE_CHECKING
 
@@ -18,9 +20,27 @@ if TYPE_CHECKING:
 log = logging.getLogger("autotune.beat")
 
 SWEEP_EVERY_S = 5.0
+GRACE = timedelta(minutes=10)
 
 
-def run_beat(queue: CeleryQueue) -> None:
+@dataclass(slots=True, kw_only=True)
+class Nightly:
+    """When checks begin, in UTC, and what they may cost. Begun within `GRACE` of that time, once a day.
+
+    A beat that starts again within it asks twice: checks that are under way are not begun again.
+    """
+
+    at: time
+    budget_gpu_s: float | None
+    begun: date | None = None
+
+    def is_due(self, now: datetime) -> bool:
+        """Whether it is time and that day's have not been asked for."""
+        late = now - datetime.combine(now.date(), self.at, UTC)
+        return self.begun != now.date() and timedelta(0) <= late < GRACE
+
+
+def run_beat(queue: CeleryQueue, nightly: Nightly | None = None) -> None:
     """Sends sweeps until SIGTERM or SIGINT. While the broker is away it says so once and goes on."""
     stop = threading.Event()
 
@@ -32,6 +52,10 @@ def run_beat(queue: CeleryQueue) -> None:
     log.info("a sweep every %g s", SWEEP_EVERY_S)
     while not stop.is_set():
         queue.sweep()
+        now = datetime.now(UTC)
+        if nightly is not None and nightly.is_due(now) and queue.regress(nightly.budget_gpu_s):
+            log.info("checks of best-known plans begin")
+            nightly.begun = now.date()
         stop.wait(SWEEP_EVERY_S)
     queue.close()
     log.info("stopped")

@@ -48,10 +48,18 @@ class Ranks(Protocol):
 
 
 class TunerHands:
-    """What the tasks of a tuner do. Lives in each child process that runs them."""
+    """What the tasks of a tuner do. Lives in each child process that runs them.
 
-    def __init__(self, fleet: Fleet) -> None:
-        self._fleet = fleet
+    Args:
+        fleet: the service.
+        check_on: moves the checks of best-known plans on, and sends alerts; called with every sweep.
+        begin_checks: begins a night's checks within a budget of GPU-seconds.
+    """
+
+    def __init__(
+        self, fleet: Fleet, check_on: Callable[[], object], begin_checks: Callable[[float | None], object]
+    ) -> None:
+        self._fleet, self._check_on, self._begin_checks = fleet, check_on, begin_checks
         self._swept_at_s: float | None = None
 
     def canary(self, _: str) -> None:
@@ -67,6 +75,11 @@ class TunerHands:
         if self._swept_at_s is None or now - self._swept_at_s > _SWEEP_APART_S:
             self._swept_at_s = now
             self._fleet.sweep()
+            self._check_on()
+
+    def regress(self, budget_gpu_s: float | None) -> None:
+        """Begins this night's checks; those that are under way are not begun twice."""
+        self._begin_checks(budget_gpu_s)
 
     def close(self) -> None:
         """Nothing is left to end."""

@@ -14,6 +14,7 @@ from autotune.specs.base import Name
 MOST_TOKEN = 2**63 - 1
 
 Id = Annotated[str, Field(min_length=1, max_length=64, pattern=r"^[A-Za-z0-9_.-]+$")]
+GpuSeconds = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 Token = Annotated[int, Field(ge=1, le=MOST_TOKEN)]
 
 
@@ -25,6 +26,7 @@ class TaskName(StrEnum):
     RUN = "autotune.run"
     CANARY = "autotune.canary"
     SWEEP = "autotune.sweep"
+    REGRESS = "autotune.regress"
 
 
 _PAYLOADS: Mapping[TaskName, TypeAdapter[Any]] = {
@@ -33,6 +35,7 @@ _PAYLOADS: Mapping[TaskName, TypeAdapter[Any]] = {
     TaskName.RUN: TypeAdapter(tuple[Id, Token]),  # job, the grant's token
     TaskName.CANARY: TypeAdapter(tuple[Id]),  # session
     TaskName.SWEEP: TypeAdapter(tuple[()]),
+    TaskName.REGRESS: TypeAdapter(tuple[GpuSeconds | None]),  # budget
 }
 
 

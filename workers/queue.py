@@ -46,6 +46,10 @@ class CeleryQueue:
         """To any tuner: send again what is due. True without sending where sweeps wait already."""
         return self._send_unless_many_wait(TaskName.SWEEP, (), SWEEP_QUEUE)
 
+    def regress(self, budget_gpu_s: float | None) -> bool:
+        """To any tuner: begin this night's checks of best-known plans."""
+        return self._send(TaskName.REGRESS, (budget_gpu_s,), SWEEP_QUEUE)
+
     def clear(self, node: str) -> bool:
         """Drops what waits for a node: it was sent to a worker that is gone."""
         try:
@@ -70,7 +74,7 @@ class CeleryQueue:
             return False
         return waiting >= _MOST_WAITING or self._send(task, arguments, queue)
 
-    def _send(self, task: TaskName, arguments: tuple[str | int, ...], queue: str) -> bool:
+    def _send(self, task: TaskName, arguments: tuple[str | float | None, ...], queue: str) -> bool:
         try:
             self._app.send_task(str(task), args=arguments, queue=queue, retry=False)
         except (KombuError, RedisError, OSError) as error:

@@ -92,6 +92,7 @@ def run_tuner(settings: Settings, *, name: str | None, concurrency: int, patienc
         actions={
             TaskName.ADVANCE: lazy.action("advance"),
             TaskName.SWEEP: lazy.action("sweep"),
+            TaskName.REGRESS: lazy.action("regress"),
             TaskName.CANARY: lazy.action("canary"),
         },
         close=lazy.close,
@@ -102,7 +103,13 @@ def run_tuner(settings: Settings, *, name: str | None, concurrency: int, patienc
 
 
 def _tuner_hands(settings: Settings) -> TunerHands:
-    return TunerHands(wiring.open_fleet(settings, wiring.open_store(settings.database_url)))
+    store = wiring.open_store(settings.database_url)
+    fleet = wiring.open_fleet(settings, store)
+    return TunerHands(
+        fleet,
+        check_on=wiring.regression_sweep(settings, store, fleet),
+        begin_checks=lambda budget_gpu_s: wiring.begin_regression(settings, store, budget_gpu_s=budget_gpu_s),
+    )
 
 
 @contextmanager

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from datetime import datetime, time
 from enum import StrEnum
 from typing import TYPE_CHECKING, Annotated
 
@@ -114,15 +115,40 @@ def worker(
     return run_node(settings, chosen, patience_s=patience)
 
 
-def beat() -> None:
-    """Ask for a sweep every few seconds: what was lost is sent again. One suffices, two do no harm."""
+def beat(
+    nightly: Annotated[
+        str | None,
+        typer.Option("--nightly", metavar="HH:MM", help="Check the best-known plans every day at this time (UTC)."),
+    ] = None,
+    budget_gpu_s: Annotated[
+        float | None,
+        typer.Option(
+            "--nightly-gpu-s", metavar="SECONDS", help="GPU-seconds a night may cost. Default: no limit."
+        ),
+    ] = None,
+) -> None:
+    """Ask for a sweep every few seconds: what was lost is sent again. One suffices, two do no harm.
+
+    With --nightly also for checks whether the best-known plans still hold: see `autotune regress --help`.
+    """
     from autotune.settings import read_settings
     from autotune.wiring import open_queue
-    from workers.beat import run_beat
+    from workers.beat import Nightly, run_beat
     from workers.process import log_to_stderr
 
+    if budget_gpu_s is not None and (nightly is None or not 0 < budget_gpu_s < float("inf")):
+        raise InputError("--nightly-gpu-s", budget_gpu_s, "a number above 0, with --nightly")
+    at = None if nightly is None else _time_of_day(nightly)
     log_to_stderr()
-    run_beat(open_queue(read_settings()))
+    night = None if at is None else Nightly(at=at, budget_gpu_s=budget_gpu_s)
+    run_beat(open_queue(read_settings()), night)
+
+
+def _time_of_day(text: str) -> time:
+    try:
+        return datetime.strptime(text, "%H:%M").time()
+    except ValueError:
+        raise InputError("--nightly", text, "a time of day as HH:MM, in UTC") from None
 
 
 def _settings(db: str | None) -> Settings:

@@ -1,0 +1,47 @@
+"""When a night's checks are due, and what beat refuses."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime, time, timedelta
+
+import pytest
+from commands import Command
+
+from workers.beat import Nightly
+from workers.payloads import TaskName, read_payload
+
+NIGHT = datetime(2026, 5, 4, 2, 30, tzinfo=UTC)
+
+
+@pytest.mark.parametrize(
+    ("after", "due"),
+    [(timedelta(minutes=-1), False), (timedelta(0), True), (timedelta(minutes=9), True), (timedelta(hours=1), False)],
+)
+def test_checks_are_due_within_some_minutes_of_their_time(after: timedelta, due: bool) -> None:
+    assert Nightly(at=time(2, 30), budget_gpu_s=None).is_due(NIGHT + after) is due
+
+
+def test_they_are_due_once_a_day() -> None:
+    nightly = Nightly(at=time(2, 30), budget_gpu_s=None, begun=NIGHT.date())
+    assert not nightly.is_due(NIGHT)
+    assert nightly.is_due(NIGHT + timedelta(days=1))
+
+
+def test_a_budget_travels_as_it_is() -> None:
+    assert read_payload(TaskName.REGRESS, (60.0,), {}) == (60.0,)
+    assert read_payload(TaskName.REGRESS, (None,), {}) == (None,)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "word"),
+    [
+        (("--nightly", "25:00"), "--nightly"),
+        (("--nightly", "soon"), "HH:MM"),
+        (("--nightly-gpu-s", "60"), "--nightly-gpu-s"),
+        (("--nightly", "02:30", "--nightly-gpu-s", "-1"), "--nightly-gpu-s"),
+    ],
+)
+def test_a_night_that_cannot_be_is_refused(autotune: Command, arguments: tuple[str, ...], word: str) -> None:
+    done = autotune("beat", *arguments)
+    assert done.status == 2
+    assert word in done.err
