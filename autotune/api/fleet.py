@@ -57,7 +57,7 @@ def show_node(request: Request, name: PathName) -> Json:
 def quarantine_node(
     request: Request, name: PathName, body: Annotated[QuarantineBody, Body(openapi_examples=QUARANTINES)]
 ) -> Json:
-    """Give a node no more jobs until a health probe passes or it is released. What runs on it goes on."""
+    """Give a node no more jobs until it is released. What runs on it goes on."""
     reason = f"{body.reason} (by {principal_of(request).name})"
     return _changed(parts_of(request).service.quarantine(name, reason))
 

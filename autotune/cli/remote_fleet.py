@@ -100,7 +100,7 @@ def quarantine(
     reason: Annotated[str, typer.Option("--reason", metavar="TEXT", help="Shown to everybody who asks why.")],
     as_json: options.AsJson = False,
 ) -> None:
-    """Give a node no more jobs until a health probe passes or it is released. What runs on it goes on."""
+    """Give a node no more jobs until it is released. What runs on it goes on."""
     with remote.connect() as client:
         _print_change(client.quarantine(node, reason), as_json=as_json)
 

@@ -6,6 +6,7 @@ import uuid
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from fleet_world import MODEL, SPACE, WORKLOAD, World, pool_cluster
@@ -20,6 +21,7 @@ from autotune.specs import (
     JobPurpose,
     JobState,
     MemberState,
+    NodeIncident,
     NodeState,
     Space,
     TrialState,
@@ -151,6 +153,25 @@ def test_a_slow_node_stays_out(world: World) -> None:
     assert node.state is NodeState.QUARANTINED
     assert "slow in its health probe: all_reduce of 65536 bytes at 0.60 of the pool's median" in node.reason
     assert world.nodes_ready() == {"b", "c"}
+
+
+def test_a_quarantined_node_is_never_free_while_a_hand_takes_it_over(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    world.join("a", "b")
+    incident = NodeIncident(node="a", at=world.store.now(), kind="crash", message="broken")
+    world.store.blame_node(incident, quarantine_at=1)
+    seen = []
+
+    def watched(*change: Any) -> None:
+        set_node_state(*change)
+        seen.append(world.store.node("a").state)
+
+    set_node_state = world.store.set_node_state
+    monkeypatch.setattr(world.store, "set_node_state", watched)
+    node = world.service.quarantine("a", "its fan is broken")
+    assert set(seen) == {NodeState.QUARANTINED}
+    assert (node.reason, node.failures) == ("its fan is broken", 0)
 
 
 def test_a_node_that_is_taken_out_by_hand_waits_for_a_hand(world: World) -> None:

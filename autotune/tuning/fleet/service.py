@@ -264,9 +264,8 @@ class FleetService:
 
     def quarantine(self, name: str, reason: str) -> Node:
         """Gives a node no more jobs until it is released; what runs on it goes on. Raises UnknownNameError."""
-        # A release forgets failures: a node that has some is checked, and comes back by itself.
-        self._store.set_node_state(name, NodeState.READY, "")
         self._store.set_node_state(name, NodeState.QUARANTINED, reason)
+        self._store.clear_blame([name])  # a node that has failures is checked, and comes back by itself
         return self._store.node(name)
 
     def release(self, name: str) -> Node:
