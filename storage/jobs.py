@@ -18,6 +18,8 @@ from storage.session import SessionStore, flush_new, locked_tuning
 from storage.tables import TrialRow, TuningRow
 from storage.tunings import add_trial, end_trial
 
+MOST_QUEUED = 1000
+
 
 class JobStore(SessionStore):
     """Jobs, and what they use."""
@@ -67,17 +69,18 @@ class JobStore(SessionStore):
     def queued_jobs(self, pool: str, *, most_each: int) -> Sequence[Job]:
         """QUEUED jobs of a pool, oldest first: of each purpose of each principal the oldest `most_each`.
 
-        However long the queue of one is, the others' jobs are there.
+        However long the queue of one is, the others' jobs are there: MOST_QUEUED in all, each one's oldest first.
         """
         queued = JobRow.pool == pool, JobRow.state == JobState.QUEUED.value
         place = func.row_number().over(
             partition_by=(JobRow.principal, JobRow.purpose), order_by=(JobRow.created_at, JobRow.id)
         )
         places = select(JobRow.id, place.label("place")).where(*queued).subquery("places")
-        first = select(places.c.id).where(places.c.place <= most_each)
-        query = select(JobRow).where(JobRow.id.in_(first), *queued).order_by(JobRow.created_at, JobRow.id)
+        first = select(places.c.id).where(places.c.place <= most_each).order_by(places.c.place).limit(MOST_QUEUED)
         with self.reading() as session:
-            return [fleet_rows.job_of(row) for row in session.scalars(query)]
+            # Two queries: of a queue that has just grown PostgreSQL knows no size yet, and would join it with itself.
+            found = select(JobRow).where(JobRow.id.in_(session.scalars(first).all()), *queued)
+            return [fleet_rows.job_of(row) for row in session.scalars(found.order_by(JobRow.created_at, JobRow.id))]
 
     def unsent_members(self, older_than_s: float) -> Sequence[Job]:
         """GRANTED jobs with a member still LEASED that long after the grant: their message may be lost."""
