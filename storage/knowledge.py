@@ -23,7 +23,7 @@ from autotune.specs import (
     Workload,
 )
 from storage.knowledge_tables import BestRow, DocumentRow
-from storage.session import SessionStore, fingerprint_row
+from storage.session import NAMES_SHOWN, SessionStore, fingerprint_row
 from storage.tables import ProbeRow, StepRow, TrialRow
 
 PLAIN = (
@@ -142,7 +142,8 @@ class KnowledgeStore(SessionStore):
     def _entry(self, session: Session, entry_id: int) -> BestEntry:
         row = session.execute(_whole().where(BestRow.id == entry_id)).first()
         if row is None:
-            raise UnknownNameError("best-known entry", str(entry_id), ())
+            newest = session.scalars(select(BestRow.id).order_by(BestRow.id.desc()).limit(NAMES_SHOWN))
+            raise UnknownNameError("best-known entry", str(entry_id), map(str, newest))
         return _entry_of(row)
 
 

@@ -75,7 +75,10 @@ def import_files(
         )
         found.append((batch_of(path, content, name, kind, now), content, read))
     with _store(db, dry_run=dry_run) as store:
-        answers = [_keep(store, batch, content, read, dry_run=dry_run) for batch, content, read in found]
+        answers = [
+            _keep(store, batch, content, read, dry_run=dry_run, named=source is not None)
+            for batch, content, read in found
+        ]
     if as_json:
         output.print_json({"source": name, "dry_run": dry_run, "files": answers})
     else:
@@ -188,8 +191,18 @@ def _store(db: str | None, *, dry_run: bool) -> Any:
     return open_to_read(db) if is_there(db) else nullcontext()
 
 
+def _require_same(store: SqlStore, twin: ImportBatch, batch: ImportBatch, read: Imported, *, named: bool) -> None:
+    """Refuses content that is stored already under another source or read with other options: it would not change."""
+    anew = f"`autotune imports --forget {twin.source}` makes room to read it anew"
+    if named and twin.source != batch.source:
+        raise InputError("--source", batch.source, f"{batch.file_name} is stored as {twin.source}; {anew}")
+    kept = [run.model_copy(update={"where": ""}) for run in store.imported_runs(twin.source)]
+    if any(run.model_copy(update={"where": ""}) not in kept for run in read.runs):
+        raise InputError(batch.file_name, "other options", f"it is stored as it was read before; {anew}")
+
+
 def _keep(
-    store: SqlStore | None, batch: ImportBatch, content: bytes, read: Imported, *, dry_run: bool
+    store: SqlStore | None, batch: ImportBatch, content: bytes, read: Imported, *, dry_run: bool, named: bool
 ) -> dict[str, Any]:
     """Stores one file, unless its content is there already; tells what was done with it."""
     from autotune.imports import beginnings
@@ -202,6 +215,8 @@ def _keep(
             store.save_import(batch, read.runs, read.readings, replaces=[item.sha256 for item in outdated])
         except StoreConflictError:  # another process, or this command's other file, was first
             twin = next(item for item in store.imports() if item.sha256 == batch.sha256)
+    if store is not None and twin is not None:
+        _require_same(store, twin, batch, read, named=named)
     return {
         "file": batch.file_name,
         "sha256": batch.sha256,

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from autotune.cli import options, output
-from autotune.errors import InputError
+from autotune.errors import InputError, MissingMeasurementError
 
 if TYPE_CHECKING:
     from autotune.cli.inputs import Inputs
@@ -40,7 +40,7 @@ def answer_question(inputs: Inputs, *, target: str | None, settle: bool, db: str
         _print_answer(answer)
         if launch is not None:
             output.print_launch(launch)
-    return 0 if answer.known or answer.carried else 1
+    return 0 if answer.known or answer.carried else MissingMeasurementError.exit_code
 
 
 def _settle(inputs: Inputs, answer: Answer, *, db: str | None, as_json: bool) -> int:

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from autotune.cli import output
-from autotune.errors import InputError
+from autotune.errors import InputError, MissingMeasurementError
 from autotune.settings import read_settings
 
 if TYPE_CHECKING:
@@ -23,6 +23,9 @@ _server: ContextVar[str] = ContextVar("server", default="")
 
 ASKABLE = frozenset({"tune", "show", "history", "best", "plan", "cancel", "nodes", "models", "cluster"})
 
+LOCAL_RECORDS = frozenset({"known", "export", "regress", "import", "imports", "db", "estimate"})
+"""Commands that answer from records, so that somebody who works with a server may take this machine's for its."""
+
 
 def use_server(url: str | None, command: str) -> None:
     """Notes the server of this command line; None takes the settings', where the command can be asked of one.
@@ -32,8 +35,12 @@ def use_server(url: str | None, command: str) -> None:
     """
     if url is not None and command not in ASKABLE:
         raise InputError("--server", url, f"`autotune {command}` works on this machine only: leave it out")
-    default = read_settings().server if command in ASKABLE else ""
-    _server.set(default if url is None else url)
+    default = read_settings().server
+    if url is None and default and command in LOCAL_RECORDS:
+        output.error_console().print(
+            f"`autotune {command}` asks this machine's database, not $AUTOTUNE_SERVER", soft_wrap=True
+        )
+    _server.set((default if command in ASKABLE else "") if url is None else url)
 
 
 def asked_server() -> str | None:
@@ -223,7 +230,8 @@ def print_best(query: dict[str, Any], *, settle: bool, as_json: bool) -> int:
         from autotune.export import LaunchArguments
 
         output.print_launch(LaunchArguments(**data["launch"]))
-    return 0 if data.get("best") or data.get("known") or data.get("carried") or data.get("tuning") else 1
+    answered = data.get("best") or data.get("known") or data.get("carried") or data.get("tuning")
+    return 0 if answered else MissingMeasurementError.exit_code
 
 
 def settle_there(query: dict[str, Any], *, as_json: bool) -> int:

@@ -122,9 +122,7 @@ def beat(
     ] = None,
     budget_gpu_s: Annotated[
         float | None,
-        typer.Option(
-            "--nightly-gpu-s", metavar="SECONDS", help="GPU-seconds a night may cost. Default: no limit."
-        ),
+        typer.Option("--nightly-gpu-s", metavar="SECONDS", help="GPU-seconds a night may cost. Default: no limit."),
     ] = None,
 ) -> None:
     """Ask for a sweep every few seconds: what was lost is sent again. One suffices, two do no harm.

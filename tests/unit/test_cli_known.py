@@ -67,7 +67,7 @@ def test_a_question_nearby_names_what_differs(autotune: Command, url: str) -> No
     ]
     assert done.data["carried"] is None  # the card has no memory bandwidth and no profile
     assert "memory bandwidth" in done.data["carried_why_not"]
-    assert done.status == 1
+    assert done.status == 4
 
 
 def test_with_speeds_in_the_catalog_an_unknown_question_gets_an_estimate_and_its_price(

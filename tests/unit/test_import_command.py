@@ -27,12 +27,25 @@ def test_a_log_is_imported_once_and_forgotten(autotune: Command, log: Path, tmp_
     assert answer["runs"][0]["plan"]["tp"] == 4
     copy = tmp_path / "copy.log"
     copy.write_bytes(log.read_bytes())
-    again = autotune("import", copy, *MEGATRON, "--source", "another")
+    again = autotune("import", copy, *MEGATRON)
     assert again.status == 0
     assert "imported already as run7 (run7.log); nothing was changed" in again.out
     assert [item["source"] for item in autotune("imports", "--json").data["imports"]] == ["run7"]
     assert autotune("imports", "--forget", "run7", "--json").data == {"forgotten": "run7", "files": 1}
     assert autotune("imports", "--json").data == {"imports": []}
+
+
+def test_content_that_is_stored_is_not_read_differently_in_silence(autotune: Command, log: Path) -> None:
+    assert autotune("import", log, *MEGATRON).status == 0
+    other = autotune("import", log, *MEGATRON, "--source", "another")
+    assert other.status == 2
+    assert "--forget run7" in other.err
+    place = MEGATRON.index("--cluster") + 1
+    elsewhere = (*MEGATRON[:place], "h200-141gb-sxm:2x8", *MEGATRON[place + 1 :])
+    moved = autotune("import", log, *elsewhere)
+    assert moved.status == 2
+    assert "--forget run7" in moved.err
+    assert len(autotune("imports", "--json").data["imports"]) == 1
 
 
 def test_a_dry_run_stores_nothing_and_makes_no_database(autotune: Command, log: Path, tmp_path: Path) -> None:
