@@ -24,18 +24,17 @@ def raise_problem(response: httpx.Response) -> NoReturn:
     if kind == "missing-measurement":
         raise MissingMeasurementError(detail)
     if "what" in data:
-        raise _Told(detail, str(data["what"]), data.get("value"), str(data.get("allowed", "")))
+        raise _told(detail, str(data["what"]), data.get("value"), str(data.get("allowed", "")))
     if status == 409:
         raise StoreConflictError(detail)
-    raise _Told(detail, "request", None, "")
+    raise _told(detail, "request", None, "")
 
 
-class _Told(InputError):
-    """An InputError of the server, in the server's words."""
-
-    def __init__(self, detail: str, what: str, value: object, allowed: str) -> None:
-        super().__init__(what, value, allowed)
-        self.args = (detail,)
+def _told(detail: str, what: str, value: object, allowed: str) -> InputError:
+    """An InputError in the server's words."""
+    error = InputError(what, value, allowed)
+    error.args = (detail,)
+    return error
 
 
 def _document(response: httpx.Response) -> dict[str, Any]:
