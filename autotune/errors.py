@@ -12,7 +12,8 @@
     │   ├── StoreNewerError       ... because a newer release wrote its schema
     │   └── StoreConflictError    ... because somebody else changed or owns the row
     ├── ProberError               the measuring side cannot work at all (no torch, no device)
-    └── ServerError               the API that --server names cannot be reached, refuses the key, or fails
+    └── ServerError               the API that --server names cannot be reached, or fails
+        └── AccessError           ... because it refuses the key: trying again does not help
 
 A probe that fails is not an exception: it is a `Failure` record (autotune.specs.measurement), because a
 failed trial is an ordinary result of a tuning.
@@ -114,6 +115,10 @@ class ProberError(AutotuneError):
 
 
 class ServerError(AutotuneError):
-    """The API cannot be reached, refuses what it was shown, or fails."""
+    """The API cannot be reached, refuses the key, or fails."""
 
     exit_code = 7
+
+
+class AccessError(ServerError):
+    """The API refuses the key, or what its role may do."""

@@ -13,7 +13,7 @@ import httpx
 
 from autotune.client.problems import raise_problem
 from autotune.client.streams import server_sent
-from autotune.errors import InputError, ServerError
+from autotune.errors import AccessError, InputError, ServerError
 from autotune.settings import API_KEY_VARIABLE
 from autotune.specs import (
     Budget,
@@ -137,6 +137,8 @@ class Client:
                     yield event
                 if self.tuning_ended(tuning_id):
                     return
+            except AccessError:
+                raise
             except ServerError:
                 lost_at = lost_at or time.monotonic()
                 if time.monotonic() - lost_at > give_up_s:

@@ -6,7 +6,14 @@ from typing import Any, NoReturn
 
 import httpx
 
-from autotune.errors import InputError, MissingMeasurementError, NothingFitsError, ServerError, StoreConflictError
+from autotune.errors import (
+    AccessError,
+    InputError,
+    MissingMeasurementError,
+    NothingFitsError,
+    ServerError,
+    StoreConflictError,
+)
 
 
 def raise_problem(response: httpx.Response) -> NoReturn:
@@ -15,7 +22,7 @@ def raise_problem(response: httpx.Response) -> NoReturn:
     detail = str(data.get("detail") or f"{response.url} answered {response.status_code}")
     status = response.status_code
     if status in {401, 403}:
-        raise ServerError(f"{detail} (the key comes from $AUTOTUNE_API_KEY)")
+        raise AccessError(f"{detail} (the key comes from $AUTOTUNE_API_KEY)")
     if status == 429 or status >= 500:
         raise ServerError(detail)
     if "misses" in data:

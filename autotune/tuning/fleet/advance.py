@@ -9,7 +9,7 @@ import uuid
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from autotune.errors import MissingMeasurementError
+from autotune.errors import InputError, MissingMeasurementError, NothingFitsError
 from autotune.specs import (
     Job,
     JobPurpose,
@@ -102,7 +102,7 @@ class FleetCampaign:
             return self._wait_for_nodes(tuning, pool)
         try:
             step = next_step(self._facts(deliberation, tuning, jobs, pool))
-        except MissingMeasurementError as error:
+        except (InputError, MissingMeasurementError, NothingFitsError) as error:  # they would come again each time
             step = NextStep(kind=StepKind.FAIL, reason=str(error))
         if step.kind in {StepKind.PROBE, StepKind.TRIAL, StepKind.CONFIRM}:
             if not pool.slots:

@@ -16,7 +16,7 @@ from store_records import CLUSTER, FINGERPRINT, MODEL, step_reading, trial
 
 from autotune.client import Client
 from autotune.client.streams import server_sent
-from autotune.errors import InputError, NothingFitsError, ServerError, StoreConflictError
+from autotune.errors import AccessError, InputError, NothingFitsError, ServerError, StoreConflictError
 from autotune.specs import Budget, EventKind, Plan, Role, Space, TuningEvent, TuningState
 from autotune.tuning.knowledge.recording import remember
 from storage import SqlStore
@@ -242,3 +242,9 @@ def test_what_is_known_is_asked_of_the_server(there: Command, store: SqlStore) -
     assert "Nothing is known of exactly" in near.out
     assert "16 sequences a step instead of 32" in near.out
     assert there("best", "--tuning", "tuning-1", "--for", "megatron").out.count("--tensor-model-parallel-size") == 1
+
+
+def test_a_refused_key_is_not_tried_again(api: Api, store: SqlStore) -> None:
+    live_tuning(store)
+    with closing(Client(api.url, "wrong")) as stranger, pytest.raises(AccessError):
+        next(stranger.events("tuning-1"))
