@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from datetime import UTC, datetime
 from typing import Any
 
-from sqlalchemy import ColumnElement, Row, Select, func, insert, select, update
+from sqlalchemy import ColumnElement, Row, Select, func, insert, select, union_all, update
 from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.orm import Session, aliased
 
@@ -91,11 +91,11 @@ class KnowledgeStore(SessionStore):
             *_around(same, BestRow.devices, cluster.devices, limit),
             *_around(alike, BestRow.parameters, parameters, limit),
         ]
-        found: dict[int, NearEntry] = {}
+        # One round trip; each part walks an index in its own order, to a limit of its own.
+        together = union_all(*(select(query.subquery()) for query in queries))
         with self.reading() as session:
-            for query in queries:
-                for row in session.execute(query):
-                    found[row.id] = NearEntry.model_construct(**row._mapping)  # what we stored needs no check
+            rows = session.execute(together).all()
+        found = {row.id: NearEntry.model_construct(**row._mapping) for row in rows}  # what we stored needs no check
         return list(found.values())
 
     def best_page(
