@@ -117,7 +117,8 @@ class KnowledgeStore(SessionStore):
         if before is not None:
             query = query.where(BestRow.id < before)
         with self.reading() as session:
-            return [_entry_of(row) for row in session.execute(query.order_by(BestRow.id.desc()).limit(limit))]
+            found = session.execute(query.order_by(BestRow.id.desc()).limit(limit)).all()
+        return [_entry_of(row) for row in found]  # many take seconds, in which no transaction is held open
 
     def newest_fingerprint(self, cluster_key: str) -> Fingerprint | None:
         """The environment of the newest measurement on that cluster."""
