@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 
-import numpy as np
-
-from autotune.search.belief import LESSON_NOISE, Lesson
-from autotune.search.peaks import term_shares
-from autotune.search.physics import PARAMETERS, behaviour
-from autotune.specs import ClusterSpec, Plan
+from autotune.search import lessons
+from autotune.search.belief import Lesson
+from autotune.search.lessons import Shown
+from autotune.specs import ClusterSpec
 from autotune.tuning.backtest.groups import Group
 from autotune.tuning.backtest.replay import Replay
 from autotune.tuning.backtest.runs import RunStatus
@@ -35,46 +33,15 @@ def teachers(group: Group, groups: Sequence[Group], train_gpus: int | None) -> l
 def lessons_of(group: Group) -> list[Lesson]:
     """A group's outcomes against its own estimates, which know its collective readings only."""
     estimates = Replay(group).search(taught=False).estimates
-    slopes = behaviour(estimates, np.zeros(len(PARAMETERS))).slopes
-    shares = term_shares(estimates)
-    found = []
-    for i, item in enumerate(group.outcomes):
-        peak, estimated = item.reserved_bytes, float(estimates.reserved_bytes[i])
-        if item.status is RunStatus.OOM:
-            peak = max(estimated, estimates.capacity_bytes)
-        speed = item.tokens_per_s_per_gpu / float(estimates.tokens_per_s_per_gpu[i])
-        found.append(
-            Lesson(
-                plan=item.plan,
-                log_speed=float(np.log(speed)) if item.ok else None,
-                slopes=tuple(slopes[i].tolist()),
-                shares=tuple(shares[i].tolist()),
-                log_peak=float(np.log(peak / estimated)) if peak and (item.ok or peak > estimated) else None,
-            )
+    shown = [
+        Shown(
+            tokens_per_s_per_gpu=item.tokens_per_s_per_gpu if item.ok else None,
+            peak_bytes=item.reserved_bytes,
+            out_of_memory=item.status is RunStatus.OOM,
         )
-    return found
-
-
-def merged(lessons: Iterable[Lesson]) -> list[Lesson]:
-    """One lesson a plan: the mean over groups, with their spread as its noise."""
-    by_plan: dict[Plan, list[Lesson]] = {}
-    for item in lessons:
-        by_plan.setdefault(item.plan, []).append(item)
-    return [_mean(plan, by_plan[plan]) for plan in sorted(by_plan, key=lambda plan: plan.key)]
-
-
-def _mean(plan: Plan, items: Sequence[Lesson]) -> Lesson:
-    speeds = [item.log_speed for item in items if item.log_speed is not None]
-    peaks = [item.log_peak for item in items if item.log_peak is not None]
-    spread = float(np.std(speeds)) if speeds else 0.0
-    return Lesson(
-        plan=plan,
-        log_speed=float(np.mean(speeds)) if speeds else None,
-        slopes=tuple(np.mean([item.slopes for item in items], axis=0).tolist()),
-        shares=tuple(np.mean([item.shares for item in items], axis=0).tolist()),
-        log_peak=float(np.mean(peaks)) if peaks else None,
-        noise=float(np.hypot(LESSON_NOISE, spread)),
-    )
+        for item in group.outcomes
+    ]
+    return lessons.lessons_of(group.plans, estimates, shown)
 
 
 def _alike(one: ClusterSpec, other: ClusterSpec) -> bool:

@@ -12,8 +12,9 @@ import numpy as np
 from autotune.errors import InputError
 from autotune.search.alternatives import SamplerName
 from autotune.search.learning import EVERYTHING, Learning
+from autotune.search.lessons import merged
 from autotune.tuning.backtest.groups import Group
-from autotune.tuning.backtest.history import lessons_of, merged, teachers
+from autotune.tuning.backtest.history import lessons_of, teachers
 from autotune.tuning.backtest.metrics import Accuracy, Walk, accuracy_of
 from autotune.tuning.backtest.replay import Replay
 from autotune.tuning.backtest.runs import RunStatus, Skipped
