@@ -137,6 +137,19 @@ def regression_sweep(settings: Settings, store: SqlStore, fleet: FleetService) -
     return sweep
 
 
+def regression_step(settings: Settings, store: SqlStore, fleet: FleetService) -> Callable[[str], None]:
+    """What moves the check on that a job measured for: to be called when that has ended. Raises as the sweep does."""
+    from autotune.alerts.delivery import senders_of
+    from autotune.tuning.regression.fleet import advance_after
+
+    queue, channels = open_queue(settings), tuple(senders_of(settings))
+
+    def step(job_id: str) -> None:
+        advance_after(store, queue, merge_reports, job_id, service=fleet, channels=channels)
+
+    return step
+
+
 def open_ranks(settings: Settings, *, address: str, interface: str) -> NodeRanks:
     """The ranks of this node, none of them started yet."""
     from probes.launch import NodeRanks

@@ -13,7 +13,7 @@ from autotune.specs import Failure, FailureKind, Job, JobState, MemberState, Tri
 from storage import fleet_rows
 from storage.clock import database_now
 from storage.fleet_tables import JobRow, LeaseRow, MemberRow, NodeRow
-from storage.members import HOLDING, lock_jobs
+from storage.members import HOLDING, lock_job, lock_jobs
 from storage.session import SessionStore, flush_new, locked_tuning
 from storage.tables import TrialRow, TuningRow
 from storage.tunings import add_trial, end_trial
@@ -112,6 +112,16 @@ class JobStore(SessionStore):
                 held_s = ((ended_at or now) - max(granted_at, since)).total_seconds()
                 used[principal] = used.get(principal, 0.0) + devices * max(held_s, 0.0)
         return used
+
+    def cancel_job(self, job_id: str) -> bool:
+        """Ends a job of no tuning that is still QUEUED; False if it is not. Raises UnknownNameError."""
+        with self.writing() as session:
+            row = lock_job(session, job_id)
+            if row.tuning_id is not None or row.state != JobState.QUEUED.value:
+                return False
+            row.cancelled = True
+            _end_queued(session, row, database_now(session))
+            return True
 
     def cancel_jobs(self, tuning_id: str) -> Sequence[Job]:
         """Ends the tuning's QUEUED jobs (their trials fail as CANCELLED) and marks its granted ones cancelled.

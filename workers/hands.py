@@ -53,13 +53,18 @@ class TunerHands:
     Args:
         fleet: the service.
         check_on: moves the checks of best-known plans on, and sends alerts; called with every sweep.
+        go_on: moves on the check that a job measured for.
         begin_checks: begins a night's checks within a budget of GPU-seconds.
     """
 
     def __init__(
-        self, fleet: Fleet, check_on: Callable[[], object], begin_checks: Callable[[float | None], object]
+        self,
+        fleet: Fleet,
+        check_on: Callable[[], object],
+        go_on: Callable[[str], object],
+        begin_checks: Callable[[float | None], object],
     ) -> None:
-        self._fleet, self._check_on, self._begin_checks = fleet, check_on, begin_checks
+        self._fleet, self._check_on, self._go_on, self._begin_checks = fleet, check_on, go_on, begin_checks
         self._swept_at_s: float | None = None
 
     def canary(self, _: str) -> None:
@@ -80,6 +85,10 @@ class TunerHands:
     def regress(self, budget_gpu_s: float | None) -> None:
         """Begins this night's checks; those that are under way are not begun twice."""
         self._begin_checks(budget_gpu_s)
+
+    def check(self, job_id: str) -> None:
+        """Takes the next step of the check that a job measured for."""
+        self._go_on(job_id)
 
     def close(self) -> None:
         """Nothing is left to end."""

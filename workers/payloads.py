@@ -27,6 +27,7 @@ class TaskName(StrEnum):
     CANARY = "autotune.canary"
     SWEEP = "autotune.sweep"
     REGRESS = "autotune.regress"
+    CHECK = "autotune.check"
 
 
 _PAYLOADS: Mapping[TaskName, TypeAdapter[Any]] = {
@@ -36,6 +37,7 @@ _PAYLOADS: Mapping[TaskName, TypeAdapter[Any]] = {
     TaskName.CANARY: TypeAdapter(tuple[Id]),  # session
     TaskName.SWEEP: TypeAdapter(tuple[()]),
     TaskName.REGRESS: TypeAdapter(tuple[GpuSeconds | None]),  # budget
+    TaskName.CHECK: TypeAdapter(tuple[Id]),  # job that measured for it
 }
 
 

@@ -93,6 +93,7 @@ def run_tuner(settings: Settings, *, name: str | None, concurrency: int, patienc
             TaskName.ADVANCE: lazy.action("advance"),
             TaskName.SWEEP: lazy.action("sweep"),
             TaskName.REGRESS: lazy.action("regress"),
+            TaskName.CHECK: lazy.action("check"),
             TaskName.CANARY: lazy.action("canary"),
         },
         close=lazy.close,
@@ -108,6 +109,7 @@ def _tuner_hands(settings: Settings) -> TunerHands:
     return TunerHands(
         fleet,
         check_on=wiring.regression_sweep(settings, store, fleet),
+        go_on=wiring.regression_step(settings, store, fleet),
         begin_checks=lambda budget_gpu_s: wiring.begin_regression(settings, store, budget_gpu_s=budget_gpu_s),
     )
 

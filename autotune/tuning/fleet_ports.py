@@ -59,6 +59,9 @@ class Queue(Protocol):
     def canary(self, node: str, session: str) -> bool:
         """To one node: prove that you consume, by renewing your heartbeat."""
 
+    def check(self, job_id: str) -> bool:
+        """To any tuner: take the next step of the check that this job measured for."""
+
     def close(self) -> None:
         """Lets go of the broker."""
 
@@ -192,6 +195,9 @@ class FleetStore(KnowledgeStore, Protocol):
         too). `warm_nodes` keep their world, other members forget theirs. None (and nothing written) if the token is not
         current or the job has ended: a result is stored once.
         """
+
+    def cancel_job(self, job_id: str) -> bool:
+        """Ends a job of no tuning that is still QUEUED; False if it is not. Raises UnknownNameError."""
 
     def cancel_jobs(self, tuning_id: str) -> Sequence[Job]:
         """Ends the tuning's QUEUED jobs (their trials fail as CANCELLED) and marks its granted ones cancelled.

@@ -266,6 +266,20 @@ def test_cancelling_ends_what_waits_and_marks_what_runs(store: SqlStore) -> None
         store.cancel_jobs("no-tuning")
 
 
+def test_a_job_of_no_tuning_is_cancelled_while_it_waits(store: SqlStore) -> None:
+    pair(store)
+    live_tuning(store)
+    store.create_job(job("waiting"))
+    assert store.cancel_job("waiting")
+    ended = store.job("waiting")
+    assert (ended.state, ended.cancelled, ended.failure) == (JobState.ENDED, True, FailureKind.CANCELLED)
+    granted(store, job("running"))
+    store.create_job(job("of-a-tuning", tuning_id="tuning-1"))
+    assert [store.cancel_job(name) for name in ("waiting", "running", "of-a-tuning")] == [False] * 3
+    with pytest.raises(UnknownNameError, match="no-such-job"):
+        store.cancel_job("no-such-job")
+
+
 def test_jobs_that_outlived_their_tuning_are_found(store: SqlStore) -> None:
     pair(store)
     live_tuning(store)

@@ -5,11 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
 from fleet_world import MODEL, WORKLOAD, World, node_of, pool_cluster
 
+from autotune.errors import UnknownNameError
 from autotune.specs import (
     BestEntry,
     FailureKind,
@@ -20,7 +22,7 @@ from autotune.specs import (
     Plan,
 )
 from autotune.specs.regression import AlertChannel, CauseKind, Check, CheckState, VerdictKind
-from autotune.tuning.regression.fleet import PRINCIPAL, advance_regression, start_regression
+from autotune.tuning.regression.fleet import PRINCIPAL, advance_after, advance_regression, start_regression
 from autotune.tuning.regression.protocol import order_of
 from benchmarks.regression_machine import Machine, Noises
 from storage import SqlStore, open_store
@@ -36,6 +38,8 @@ class NightWorld(World):
 
     machine: Machine = field(default_factory=lambda: Machine(cluster=CLUSTER, noises=CALM))
     answers: dict[str, tuple[object, ...]] = field(default_factory=dict)
+    hears: bool = False
+    """Whether a tuner takes the next step when a job has ended, as it is told to; else sweeps alone do."""
 
     def _readings(self, job: Job, speed: float) -> tuple[object, ...]:
         if job.purpose is not JobPurpose.REGRESSION:
@@ -44,6 +48,13 @@ class NightWorld(World):
             self.machine.hosts = [job.members[rank // 2].node for rank in range(4)]
             self.answers[job.id] = self.machine.answer(job.request).readings
         return self.answers[job.id]
+
+    def act(self, kind: str, *ids: str | int) -> None:
+        if kind == "check" and self.hears:
+            assert isinstance(self.store, SqlStore)
+            advance_after(self.store, self.mail, self.merge, str(ids[0]))
+        else:
+            super().act(kind, *ids)
 
     def start(self, budget_gpu_s: float | None = None) -> list[int]:
         assert isinstance(self.store, SqlStore)
@@ -83,10 +94,11 @@ def world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[NightWorl
         yield found
 
 
-def entry(store: SqlStore) -> BestEntry:
+def entry(store: SqlStore, global_batch: int = 8) -> BestEntry:
     node = store.node("a")
+    workload = WORKLOAD.model_copy(update={"global_batch": global_batch})
     return BestEntry(
-        model=MODEL, parameters=1e6, cluster=CLUSTER, workload=WORKLOAD, plan=Plan(tp=2, dp=2),
+        model=MODEL, parameters=1e6, cluster=CLUSTER, workload=workload, plan=Plan(tp=2, dp=2),
         tokens_per_s_per_gpu=700.0, interval=(690.0, 710.0), repeats=3, peak_bytes=None,
         fingerprint_key=node.fingerprint_key, environment_key=node.environment_key,
         measured_at=datetime(2026, 5, 4, tzinfo=UTC),
@@ -156,6 +168,50 @@ def test_one_measurement_is_in_flight_and_a_second_start_begins_nothing(world: N
     for _ in range(3):  # whoever comes later finds the next one begun
         world.advance()
     assert len(world.store.jobs()) == 2
+
+
+def test_a_check_goes_to_its_end_without_a_sweep_and_the_next_one_begins(world: NightWorld) -> None:
+    world.hears = True
+    world.machine.visit()
+    world.store.put_best(entry(world.store, global_batch=16))  # type: ignore[arg-type]
+    assert len(world.start()) == 2
+    world.advance()
+    world.deliver()
+    assert len(world.store.checks(state=CheckState.DONE)) == 2  # type: ignore[attr-defined]
+    with pytest.raises(UnknownNameError):
+        world.act("check", "check-of-nobody-1")
+
+
+def test_a_check_measures_alone_on_its_nodes(world: NightWorld) -> None:
+    """Of three nodes two checks of two nodes cannot be had at once: one takes all its windows, then the other does."""
+    world.hears = True
+    world.machine.visit()
+    world.store.put_best(entry(world.store, global_batch=16))  # type: ignore[arg-type]
+    world.start()
+    world.advance()
+    world.deliver()
+    checks = [job.id.rpartition("-")[0] for job in world.store.jobs()]
+    assert len(set(checks)) == 2
+    assert sum(one != other for one, other in pairwise(checks)) == 1
+
+
+def test_checks_that_have_room_measure_side_by_side(world: NightWorld) -> None:
+    world.join("d")
+    world.store.put_best(entry(world.store, global_batch=16))  # type: ignore[arg-type]
+    world.start()
+    world.advance()
+    assert len(world.store.jobs(states={JobState.QUEUED})) == 2
+
+
+def test_a_check_of_an_environment_that_is_gone_ends_and_the_next_night_is_of_the_new_one(world: NightWorld) -> None:
+    world.start()
+    world.advance()  # its first job waits
+    for name in ("a", "b", "c"):
+        world.store.register_node(node_of(world.store, name, torch="2.14.0", session="s2"))
+    (ended,) = world.advance()
+    assert ended.state is CheckState.ABANDONED
+    assert [(job.state, job.failure) for job in world.store.jobs()] == [(JobState.ENDED, FailureKind.CANCELLED)]
+    assert verdict(world.night()) is VerdictKind.BASELINE
 
 
 def test_what_is_not_sent_is_found_by_the_sweep(world: NightWorld) -> None:

@@ -40,6 +40,7 @@ QUERIES: dict[str, Callable[[SqlStore], object]] = {
     "incidents": lambda store: store.incidents("a"),
     "grant": lambda store: store.grant("job-1", ["a"], lease_s=1.0, world_id="w", warm=False),
     "submit_tuning": lambda store: store.submit_tuning(fleet_tuning("new"), sharing_key="k", idempotency_key="i"),
+    "cancel_job": lambda store: store.cancel_job("job-1"),
     "cancel_jobs": lambda store: store.cancel_jobs("tuning-1"),
 }
 # Scans in the order of an index, which a limit ends; of the nodes of a fleet, which are few; of no table at all; and of

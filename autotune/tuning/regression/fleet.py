@@ -12,7 +12,7 @@ import uuid
 from collections.abc import Collection, Sequence
 
 from autotune.errors import AutotuneError, StoreConflictError, UnknownNameError
-from autotune.specs import BestEntry, Budget, ClusterSpec, Job, JobPurpose, JobState
+from autotune.specs import BestEntry, Budget, ClusterSpec, Job, JobPurpose, JobState, Node
 from autotune.specs.regression import AlertChannel, Check, CheckCandidate, CheckState
 from autotune.tuning.fleet.eligibility import obstacle
 from autotune.tuning.fleet.environment import common_environment, gang_fingerprint
@@ -23,12 +23,16 @@ from autotune.tuning.regression.course import deadline_s, end, stand_of
 from autotune.tuning.regression.protocol import Wanted, is_interrupted, measured
 from autotune.tuning.regression.retuning import retune_budget
 from autotune.tuning.regression.selection import Selection, select
+from autotune.tuning.regression.turns import on_turn
 from autotune.tuning.regression_ports import FleetRegressionStore
 
 log = logging.getLogger("autotune.regression")
 
 PRINCIPAL = "regression"
 """Who the jobs are for: fairness counts them together, and lets people's tunings go first when they used less."""
+
+JOB = "check-"
+"""What the ids of a check's jobs begin with; its id and the measurement's number follow."""
 
 RECENT = 20
 """Ended checks that are looked at for a tuning that a crash kept from being submitted."""
@@ -76,9 +80,7 @@ def advance_regression(
         channels: where incidents are told.
     """
     ended = []
-    for check in store.checks(state=CheckState.RUNNING, limit=1000):
-        if not check.pool:
-            continue
+    for check in _on_turn(store):
         try:
             found = advance_check(store, queue, merge, check, channels=channels)
         except Exception:
@@ -92,6 +94,28 @@ def advance_regression(
     return ended
 
 
+def advance_after(
+    store: FleetRegressionStore,
+    queue: Queue,
+    merge: Merge,
+    job_id: str,
+    *,
+    service: FleetService | None = None,
+    channels: Collection[AlertChannel] = (),
+) -> Check | None:
+    """Moves on the check that a job measured for; if it ended now, those that waited for their turn too.
+
+    Takes what `advance_regression` takes. Raises UnknownNameError where no check has such a job.
+    """
+    check = store.check(job_id.removeprefix(JOB).rpartition("-")[0])
+    if check.state is not CheckState.RUNNING:
+        return None
+    ended = advance_check(store, queue, merge, check, channels=channels)
+    if ended is not None:
+        advance_regression(store, queue, merge, service=service, channels=channels)
+    return ended
+
+
 def advance_check(
     store: FleetRegressionStore, queue: Queue, merge: Merge, check: Check, *, channels: Collection[AlertChannel] = ()
 ) -> Check | None:
@@ -99,26 +123,50 @@ def advance_check(
     while (stand := stand_of(store, check)).wanted is not None:
         job = _job(store, check, stand.wanted)
         if job is None:
-            if is_interrupted(store.measurements(check.id), check.started_at, store.now()) and stand.wanted.number:
-                store.abandon_check(check.id)
-                return store.check(check.id)
+            if _is_over(store, check, stand.wanted):
+                return _abandon(store, check)
             _dispatch(store, check, stand.background.entry, stand.wanted)
             queue.schedule(check.pool)
             return None
         if job.state is not JobState.ENDED:
-            return None
+            waits_in_vain = job.state is JobState.QUEUED and _is_over(store, check, stand.wanted)
+            return _abandon(store, check) if waits_in_vain and store.cancel_job(job.id) else None
         store.add_measurement(check.id, measured(stand.wanted, merge(job).outcome, job.ended_at or store.now()))
     return end(store, check, stand, channels=channels, now=store.now())
 
 
+def _on_turn(store: FleetRegressionStore) -> Sequence[Check]:
+    """Checks of the fleet that measure now; see regression.turns."""
+    running = [check for check in store.checks(state=CheckState.RUNNING, limit=1000) if check.pool]
+    ready = {pool: len(_ready(store, pool)) for pool in {check.pool for check in running}}
+    return on_turn(running, lambda check: store.best_entry(check.entry_id).cluster.nodes, ready)
+
+
+def _is_over(store: FleetRegressionStore, check: Check, wanted: Wanted) -> bool:
+    """Whether what a check measures next would be of another time, or of another environment, than what it has."""
+    if wanted.number and is_interrupted(store.measurements(check.id), check.started_at, store.now()):
+        return True
+    return _environment(store, check.pool) not in {"", check.environment_key}
+
+
+def _abandon(store: FleetRegressionStore, check: Check) -> Check:
+    store.abandon_check(check.id)
+    return store.check(check.id)
+
+
 def _environment(store: FleetRegressionStore, pool: str) -> str:
     """The environment of most ready nodes; empty where the pool is unknown or has none."""
+    return common_environment(_ready(store, pool))
+
+
+def _ready(store: FleetRegressionStore, pool: str) -> Sequence[Node]:
+    """The nodes of a pool that may get jobs; none where it is unknown."""
     try:
         cluster = store.cluster(pool)
     except UnknownNameError:
-        return ""
+        return ()
     now = store.now()
-    return common_environment([node for node in store.nodes(pool) if not obstacle(node, now, cluster.gpus_per_node)])
+    return [node for node in store.nodes(pool) if not obstacle(node, now, cluster.gpus_per_node)]
 
 
 def _begin(
@@ -156,7 +204,7 @@ def _job(store: FleetRegressionStore, check: Check, wanted: Wanted) -> Job | Non
 
 
 def _job_id(check: Check, wanted: Wanted) -> str:
-    return f"check-{check.id}-{wanted.number}"
+    return f"{JOB}{check.id}-{wanted.number}"
 
 
 def _dispatch(store: FleetRegressionStore, check: Check, entry: BestEntry, wanted: Wanted) -> None:
@@ -187,10 +235,10 @@ def _dispatch(store: FleetRegressionStore, check: Check, entry: BestEntry, wante
 def _gang(store: FleetRegressionStore, check: Check, number: int) -> set[str]:
     """The nodes of the measurement before; of the last check of the plan for the first one."""
     if number:
-        before = f"check-{check.id}-{number - 1}"
+        before = f"{JOB}{check.id}-{number - 1}"
     else:
         last = store.checks(series=check.series, state=CheckState.DONE, limit=1)
-        before = f"check-{last[0].id}-0" if last else ""
+        before = f"{JOB}{last[0].id}-0" if last else ""
     try:
         return {member.node for member in store.job(before).members} if before else set()
     except UnknownNameError:
