@@ -35,9 +35,13 @@ class Nightly:
     begun: date | None = None
 
     def is_due(self, now: datetime) -> bool:
-        """Whether it is time and that day's have not been asked for."""
-        late = now - datetime.combine(now.date(), self.at, UTC)
-        return self.begun != now.date() and timedelta(0) <= late < GRACE
+        """Whether it is time and that night's have not been asked for."""
+        night = self.night_of(now)
+        return self.begun != night and now - datetime.combine(night, self.at, UTC) < GRACE
+
+    def night_of(self, now: datetime) -> date:
+        """The day on which the last night began: a minute after midnight that may be yesterday."""
+        return now.date() if now >= datetime.combine(now.date(), self.at, UTC) else now.date() - timedelta(days=1)
 
 
 def run_beat(queue: CeleryQueue, nightly: Nightly | None = None) -> None:
@@ -55,7 +59,7 @@ def run_beat(queue: CeleryQueue, nightly: Nightly | None = None) -> None:
         now = datetime.now(UTC)
         if nightly is not None and nightly.is_due(now) and queue.regress(nightly.budget_gpu_s):
             log.info("checks of best-known plans begin")
-            nightly.begun = now.date()
+            nightly.begun = nightly.night_of(now)
         stop.wait(SWEEP_EVERY_S)
     queue.close()
     log.info("stopped")

@@ -27,6 +27,15 @@ def test_they_are_due_once_a_day() -> None:
     assert nightly.is_due(NIGHT + timedelta(days=1))
 
 
+def test_a_night_that_begins_before_midnight_is_begun_after_it() -> None:
+    nightly = Nightly(at=time(23, 58), budget_gpu_s=None)
+    after = datetime(2026, 5, 5, 0, 3, tzinfo=UTC)
+    assert nightly.is_due(after)
+    nightly.begun = nightly.night_of(after)
+    assert not nightly.is_due(after)
+    assert nightly.is_due(datetime(2026, 5, 5, 23, 58, tzinfo=UTC))
+
+
 def test_a_budget_travels_as_it_is() -> None:
     assert read_payload(TaskName.REGRESS, (60.0,), {}) == (60.0,)
     assert read_payload(TaskName.REGRESS, (None,), {}) == (None,)
