@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import logging
-from typing import TYPE_CHECKING
+import time
+from collections.abc import Callable
+from typing import TYPE_CHECKING, TypeVar
 
 from kombu.exceptions import KombuError
 from redis.exceptions import RedisError
@@ -16,23 +18,32 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("autotune.queue")
 
-# More canaries or sweeps than this do nothing more: who was away must not find thousands of them when it comes back.
+Answer = TypeVar("Answer")
+
+# More of these messages than this do nothing more: who was away must not find thousands of them when it comes back.
 _MOST_WAITING = 4
+# Shorter than a beat's pause (workers.beat), so that each sweep is really tried.
+_AWAY_S = 3.0
 
 
 class CeleryQueue:
-    """Sends ids; says False, and why in the log, when the broker does not take them. May be used by several threads."""
+    """Sends ids; says False, and why in the log, when the broker does not take them. May be used by several threads.
+
+    A broker that does not answer costs seconds. After that it is taken to be away for a moment: what is asked of it
+    then is False at once, since a sweep sends again what is due.
+    """
 
     def __init__(self, app: Celery) -> None:
         self._app = app
+        self._away_until_s = 0.0
 
     def advance(self, tuning_id: str) -> bool:
         """To any tuner: take the next steps of this tuning."""
         return self._send(TaskName.ADVANCE, (tuning_id,), TUNER_QUEUE)
 
     def schedule(self, pool: str) -> bool:
-        """To any free node of the pool: grant what waits."""
-        return self._send(TaskName.SCHEDULE, (pool,), pool_queue(pool))
+        """To any free node of the pool: grant what waits. True without sending where enough messages wait already."""
+        return self._send_unless_many_wait(TaskName.SCHEDULE, (pool,), pool_queue(pool))
 
     def run(self, node: str, job_id: str, token: int) -> bool:
         """To one node: run your share of this job under this grant."""
@@ -56,41 +67,57 @@ class CeleryQueue:
 
     def clear(self, node: str) -> bool:
         """Drops what waits for a node: it was sent to a worker that is gone."""
-        try:
+
+        def purge() -> bool:
             with self._app.connection_or_acquire() as connection:
                 connection.default_channel.queue_purge(node_queue(node))
-        except (KombuError, RedisError, OSError) as error:
-            log.warning("the broker does not answer: %s", error)
-            return False
-        return True
+            return True
+
+        return self._ask(purge, f"what waits for node {node} was not dropped") is not None
 
     def answers(self) -> bool:
-        """Whether the broker is there."""
-        return self._waiting(TUNER_QUEUE) is not None
+        """Whether the broker is there. Whoever asks says so: nothing is logged."""
+        return self._ask(self._counted(TUNER_QUEUE)) is not None
 
     def close(self) -> None:
         """Closes the connections to the broker."""
         self._app.close()
 
     def _send_unless_many_wait(self, task: TaskName, arguments: tuple[str | int, ...], queue: str) -> bool:
-        waiting = self._waiting(queue)
+        waiting = self._ask(self._counted(queue), f"{task}{arguments} was not sent")
         if waiting is None:
             return False
         return waiting >= _MOST_WAITING or self._send(task, arguments, queue)
 
     def _send(self, task: TaskName, arguments: tuple[str | float | None, ...], queue: str) -> bool:
-        try:
+        def send() -> bool:
             self._app.send_task(str(task), args=arguments, queue=queue, retry=False)
-        except (KombuError, RedisError, OSError) as error:
-            log.warning("%s%s was not sent: the broker does not answer (%s)", task, arguments, error)
-            return False
-        return True
+            return True
 
-    def _waiting(self, queue: str) -> int | None:
-        """The messages that wait in a queue; None if the broker does not answer."""
-        try:
+        return self._ask(send, f"{task}{arguments} was not sent") is not None
+
+    def _counted(self, queue: str) -> Callable[[], int]:
+        """What asks how many messages wait in a queue."""
+
+        def count() -> int:
             with self._app.connection_or_acquire() as connection:
                 return int(connection.default_channel.client.llen(queue))
-        except (KombuError, RedisError, OSError) as error:
-            log.warning("the broker does not answer: %s", error)
+
+        return count
+
+    def _ask(self, ask: Callable[[], Answer], otherwise: str = "") -> Answer | None:
+        """What the broker answers; None if it does not, or did not a moment ago. `otherwise` is for the log."""
+        away_until_s = self._away_until_s
+        if time.monotonic() < away_until_s:
             return None
+        if away_until_s:
+            self._away_until_s = time.monotonic() + _AWAY_S  # one thread tries, the others need not wait with it
+        try:
+            answer = ask()
+        except (KombuError, RedisError, OSError) as error:
+            self._away_until_s = time.monotonic() + _AWAY_S
+            if otherwise:
+                log.warning("%s: the broker does not answer, it is left alone for %g s (%s)", otherwise, _AWAY_S, error)
+            return None
+        self._away_until_s = 0.0
+        return answer

@@ -1,0 +1,57 @@
+"""The queue over a real Redis: what it sends, what it does not send again, and a broker that is away."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+import pytest
+from crew import wait_for
+from services import RedisServer, redis_server
+
+from autotune.settings import read_settings
+from autotune.wiring import open_queue
+from workers.app import TUNER_QUEUE, pool_queue
+from workers.queue import CeleryQueue
+
+
+@pytest.fixture
+def own_broker() -> Iterator[RedisServer]:
+    """One that this test may end."""
+    with redis_server() as server:
+        yield server
+
+
+@pytest.fixture
+def queue(own_broker: RedisServer) -> Iterator[CeleryQueue]:
+    opened = open_queue(replace(read_settings({}), broker_url=own_broker.url))
+    yield opened
+    opened.close()
+
+
+def waiting(broker: RedisServer, queue: str) -> int:
+    with broker.client as client:
+        return int(client.llen(queue))  # type: ignore[arg-type]
+
+
+def test_a_pool_without_living_nodes_is_not_asked_to_schedule_for_ever(
+    own_broker: RedisServer, queue: CeleryQueue
+) -> None:
+    assert [queue.schedule("box") for _ in range(20)] == [True] * 20
+    assert 1 <= waiting(own_broker, pool_queue("box")) <= 4
+    with own_broker.client as client:
+        client.delete(pool_queue("box"))  # a node has come
+    assert queue.schedule("box")
+    assert waiting(own_broker, pool_queue("box")) == 1
+
+
+def test_a_broker_that_did_not_answer_is_left_alone_for_a_moment(own_broker: RedisServer, queue: CeleryQueue) -> None:
+    assert queue.advance("before")
+    own_broker.stop()
+    assert not queue.advance("lost")
+    own_broker.start()
+    assert [queue.advance("at once"), queue.schedule("box"), queue.answers()] == [False] * 3  # nobody was asked
+    assert waiting(own_broker, TUNER_QUEUE) == 0
+    wait_for("it is tried again", lambda: queue.advance("again"))
+    assert waiting(own_broker, TUNER_QUEUE) == 1
+    assert queue.answers()
