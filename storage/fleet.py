@@ -8,6 +8,7 @@ from storage.clock import database_now
 from storage.counts import CountStore
 from storage.endings import EndingStore
 from storage.events import EventStore
+from storage.expiry import ExpiryStore
 from storage.jobs import JobStore
 from storage.keys import KeyStore
 from storage.leases import LeaseStore
@@ -17,7 +18,16 @@ from storage.submissions import SubmissionStore
 
 
 class FleetTablesStore(
-    NodeStore, JobStore, LeaseStore, EndingStore, SubmissionStore, EventStore, KeyStore, PageStore, CountStore
+    NodeStore,
+    JobStore,
+    LeaseStore,
+    ExpiryStore,
+    EndingStore,
+    SubmissionStore,
+    EventStore,
+    KeyStore,
+    PageStore,
+    CountStore,
 ):
     """Nodes, jobs, leases, requests, events, keys, and how many there are."""
 

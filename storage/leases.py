@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from datetime import datetime, timedelta
 
-from sqlalchemy import Select, select
+from sqlalchemy import select
 from sqlalchemy.orm import Session
 
 from autotune.specs import (
@@ -30,8 +30,6 @@ from storage.members import (
     failure_kind,
     first_failure,
     lock_job,
-    lock_jobs,
-    lose_members,
     member_of,
     settle,
 )
@@ -129,24 +127,6 @@ class LeaseStore(SessionStore):
                 settle(job)
             transaction.flush()
             return fleet_rows.job_of(job)
-
-    def expire_members(self) -> Sequence[Job]:
-        """Marks members whose lease ran out as LOST, in jobs not ended. Returns the jobs that became REPORTED so."""
-        with self.reading() as session:
-            overdue = session.scalars(_overdue(database_now(session))).all()
-        if not overdue:
-            return []
-        with self.writing() as session:
-            jobs = [job for job in lock_jobs(session, set(overdue)) if job.state == JobState.GRANTED.value]
-            now = database_now(session)
-            for job in jobs:
-                lose_members([job], [member.node for member in job.members if member.expires_at <= now])
-            session.flush()
-            return [fleet_rows.job_of(job) for job in jobs if job.state == JobState.REPORTED.value]
-
-
-def _overdue(now: datetime) -> Select[str]:
-    return select(MemberRow.job_id).where(MemberRow.state.in_(BUSY), MemberRow.expires_at <= now).distinct()
 
 
 def _free(session: Session, job: JobRow, gang: Sequence[NodeRow], names: Sequence[str]) -> bool:

@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING
 
 from autotune.errors import StoreError
 from autotune.specs import FailureKind, Job, JobState, MemberReport
+from autotune.tuning.fleet_ports import LEASE_S
 from autotune.wiring import share_of
-from workers.renewal import LEASE_S, Renewal
+from workers.renewal import Renewal
 
 if TYPE_CHECKING:
     from autotune.tuning.fleet_ports import FleetStore

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 from autotune.errors import AutotuneError
 from autotune.specs import FailureKind, Job, MemberOrder, ProbeProgress
+from autotune.tuning.fleet_ports import LEASE_S
 
 if TYPE_CHECKING:
     from types import TracebackType
@@ -21,7 +22,6 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("autotune.node")
 
-LEASE_S = 15.0
 _EVERY_S = 1.0
 _STOPPED = MemberOrder(go_on=False, failure=FailureKind.LOST, reason="the node's worker was shut down")
 

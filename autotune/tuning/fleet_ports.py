@@ -29,6 +29,9 @@ from autotune.specs import (
 )
 from autotune.tuning.knowledge_ports import KnowledgeStore
 
+LEASE_S = 15.0
+"""How long a member that has begun may be silent. It renews its lease about every second."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FleetCounts:
@@ -171,8 +174,12 @@ class FleetStore(KnowledgeStore, Protocol):
         Returns the job as it stands; None when the token or session is not current (nothing is written).
         """
 
-    def expire_members(self) -> Sequence[Job]:
-        """Marks members whose lease ran out as LOST, in jobs not ended. Returns the jobs that became REPORTED so."""
+    def expire_members(self, *, grace_s: float | None = None) -> Sequence[Job]:
+        """Marks members whose lease ran out as LOST, in jobs not ended. Returns the jobs that became REPORTED so.
+
+        With `grace_s`, the length of a lease: where no such call came for longer than that, nobody is lost, and each
+        has that much time from now, because leases may not have been renewable. Not twice in a row.
+        """
 
     def unsent_members(self, older_than_s: float) -> Sequence[Job]:
         """GRANTED jobs with a member still LEASED that long after the grant: their message may be lost."""

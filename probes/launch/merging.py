@@ -107,10 +107,11 @@ def blamed_node(members: Sequence[JobMember]) -> str | None:
     """The node that holds the cause of a job's failure; None without a failure, or where it is not known.
 
     OOM and refusals are nobody's fault. A failed connection and silence are seen from all sides: a node is blamed for
-    those only if no other failed, or if one of its ranks was stopped.
+    those only if no other failed, or if one of its ranks was stopped. Where all nodes of a gang were lost none is
+    blamed: nobody is left who saw one go first, and what they share (a switch, the database) is likelier.
     """
     cause = _cause(members)
-    if cause is None or cause.ordered or cause.kind not in _AT_NODES:
+    if cause is None or cause.ordered or cause.kind not in _AT_NODES or not cause.node:
         return None
     if cause.kind in _SEEN_BY_ALL and not cause.stopped:
         failed = {member.node for member in members if any(_failures(member))}
@@ -120,7 +121,7 @@ def blamed_node(members: Sequence[JobMember]) -> str | None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Cause:
-    """A failure and the node that told it."""
+    """A failure and the node that told it; no node where it was all of them."""
 
     node: str
     kind: FailureKind
@@ -138,6 +139,8 @@ def _cause(members: Sequence[JobMember]) -> _Cause | None:
     Of equal kinds a stopped rank comes before those that waited for it, what a node saw itself before what it was
     told, then the first in the order of nodes.
     """
+    if len(members) > 1 and all(member.state is MemberState.LOST for member in members):
+        return _Cause(node="", kind=FailureKind.LOST, message="all nodes were lost before they reported")
     failures = [failure for member in sorted(members, key=lambda each: each.index) for failure in _failures(member)]
     return min(failures, key=lambda each: (precedence(each.kind), not each.stopped, each.ordered), default=None)
 
@@ -174,7 +177,7 @@ def _rank_cause(node: str, rank: RankReport, kind: FailureKind) -> _Cause:
 
 def _failure(request: ProbeRequest, cluster: ClusterSpec, cause: _Cause) -> Failure:
     # What a node was told to stop for is not about that node.
-    message = cause.message if cause.ordered else f"node {cause.node}: {cause.message}"
+    message = f"node {cause.node}: {cause.message}" if cause.node and not cause.ordered else cause.message
     return Failure(
         kind=cause.kind,
         message=message,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 from fleet_records import LONG_S, MOMENT, OVER_S, POOL, granted, job, node, pair, report, reported
-from sqlalchemy import delete
+from sqlalchemy import delete, update
 from store_records import COLLECTIVE_OUTCOME, FINGERPRINT
 
 from autotune.errors import UnknownNameError
@@ -20,7 +20,8 @@ from autotune.specs import (
     RankReport,
 )
 from storage import SqlStore
-from storage.fleet_tables import JobRow, LeaseRow, MemberRow
+from storage.expiry import JUST_GRACED, SWEPT_AT
+from storage.fleet_tables import CounterRow, JobRow, LeaseRow, MemberRow
 
 BOUND = {"purpose": JobPurpose.HEALTH, "only_node": "a"}
 
@@ -296,3 +297,60 @@ def test_messages_that_may_be_lost_are_found(store: SqlStore) -> None:
     assert [each.id for each in store.unsent_members(older_than_s=0.0)] == ["job-1"]
     store.start_member("job-1", found.token, "b", "s1", lease_s=LONG_S)
     assert store.unsent_members(older_than_s=0.0) == []
+
+
+def looked_hours_ago(store: SqlStore) -> None:
+    """Makes the last look of a sweep one of three hours ago."""
+    looked = update(CounterRow).where(CounterRow.name == SWEPT_AT, CounterRow.value != JUST_GRACED)
+    with store.writing() as session:
+        session.execute(looked.values(value=CounterRow.value - 3 * 3_600_000))
+
+
+def test_nobody_is_lost_for_a_lease_that_could_not_be_renewed(store: SqlStore) -> None:
+    pair(store)
+    found = granted(store, job("job-1"))
+    start_all(store, found)
+    assert store.expire_members(grace_s=15.0) == []
+    looked_hours_ago(store)
+    for name in ("a", "b"):
+        store.renew_member("job-1", found.token, name, "s1", lease_s=OVER_S)
+    assert store.expire_members(grace_s=15.0) == []  # the database was away
+    after = store.job("job-1")
+    assert [each.state for each in after.members] == [MemberState.RUNNING] * 2
+    left_s = [(each.expires_at - store.now()).total_seconds() for each in after.members]
+    assert all(0.0 < left <= 15.0 for left in left_s)
+    assert order_for(store, found, "a") == (True, None)
+    assert store.expire_members(grace_s=15.0) == []
+    store.renew_member("job-1", found.token, "b", "s1", lease_s=OVER_S)
+    assert store.expire_members(grace_s=15.0) == []  # a is still at it
+    assert [each.state for each in store.job("job-1").members] == [MemberState.RUNNING, MemberState.LOST]
+
+
+def test_a_grace_takes_nothing_from_a_lease_that_is_longer(store: SqlStore) -> None:
+    pair(store)
+    granted(store, job("job-1"))
+    store.expire_members(grace_s=15.0)
+    looked_hours_ago(store)
+    before = store.job("job-1")
+    assert store.expire_members(grace_s=15.0) == []
+    assert store.job("job-1") == before
+
+
+def test_leases_run_out_even_where_every_look_comes_late(store: SqlStore) -> None:
+    pair(store)
+    found = granted(store, job("job-1"))
+    start_all(store, found)
+    store.expire_members(grace_s=15.0)
+    ended = []
+    for _ in range(2):
+        looked_hours_ago(store)
+        for name in ("a", "b"):
+            store.renew_member("job-1", found.token, name, "s1", lease_s=OVER_S)
+        ended = list(store.expire_members(grace_s=15.0))
+    assert [each.state for each in ended] == [JobState.REPORTED]
+
+
+def test_the_first_look_of_all_knows_of_no_pause(store: SqlStore) -> None:
+    pair(store)
+    granted(store, job("job-1"), lease_s=OVER_S)
+    assert [each.state for each in store.expire_members(grace_s=15.0)] == [JobState.REPORTED]

@@ -83,6 +83,7 @@ def test_ranks_are_known_by_number_not_by_place() -> None:
         ([reported(bad(1, COMMUNICATION)), None], LOST, None, "node-b"),
         ([told(LOST, bad(0, COMMUNICATION)), reported(failure=LOST, message="not warm")], LOST, None, "node-b"),
         ([None, reported(bad(2, OOM))], OOM, 2, None),
+        ([None, None], LOST, None, None),
         ([told(CANCELLED), reported(bad(2, COMMUNICATION))], CANCELLED, None, None),
         ([reported(failure=UNAVAILABLE, message="no fork"), told(UNAVAILABLE)], UNAVAILABLE, None, "node-a"),
     ],
@@ -97,6 +98,10 @@ def test_the_cause_over_all_nodes(
         assert (failure.kind, failure.rank) == (kind, rank)
         assert blamed_node(order) == blamed
         assert blamed is None or blamed in failure.message
+
+
+def test_a_node_that_was_lost_alone_is_blamed() -> None:
+    assert blamed_node(gang(None)) == "node-a"
 
 
 def test_a_failure_carries_its_log() -> None:

@@ -9,7 +9,8 @@
 | ... exception | once the same: then it is final                | see below               |
 | HANG          | twice                                          | the node of the cause   |
 | COMMUNICATION | twice                                          | the node of the cause   |
-| LOST          | twice                                          | the node that was lost  |
+| LOST          | twice                                          | the node, unless all of |
+|               |                                                | a gang were lost        |
 | UNAVAILABLE   | twice                                          | the node without ranks  |
 
 A process that dies tells little, but an exception may be the plan's or the node's, and the next attempt tells which:

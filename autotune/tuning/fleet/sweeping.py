@@ -12,7 +12,7 @@ from autotune.tuning.fleet.eligibility import LOST_AFTER_S
 from autotune.tuning.fleet.finishing import Merge, finish
 from autotune.tuning.fleet.health_checks import check_quarantined
 from autotune.tuning.fleet.scheduling import schedule, send
-from autotune.tuning.fleet_ports import FleetStore, Queue
+from autotune.tuning.fleet_ports import LEASE_S, FleetStore, Queue
 
 log = logging.getLogger("autotune.fleet")
 
@@ -35,7 +35,7 @@ def sweep(store: FleetStore, queue: Queue, merge: Merge) -> None:
 
     One broken record does not keep the others waiting: what an item raises is logged, and the rest goes on.
     """
-    store.expire_members()
+    store.expire_members(grace_s=LEASE_S)
     _each("end job", store.jobs(states={JobState.REPORTED}), lambda job: finish(store, queue, job, merge(job)))
     _each("cancel jobs of", store.abandoned_tunings(), store.cancel_jobs)
     _each("send", store.unsent_members(UNSENT_AFTER_S), lambda job: send(queue, job))
