@@ -66,6 +66,12 @@ class NodeStore(SessionStore):
             session.flush()
             return fleet_rows.node_of(row)
 
+    def record_incident(self, incident: NodeIncident) -> None:
+        """Records what happened to a node, and blames it for nothing. Raises UnknownNameError."""
+        with self.writing() as session:
+            _locked(session, incident.node)
+            session.add(IncidentRow(**incident.model_dump()))
+
     def clear_blame(self, names: Collection[str]) -> None:
         """Sets the failures of nodes to zero: a job on them went well."""
         blamed = select(NodeRow).where(NodeRow.name.in_(names), NodeRow.failures > 0).order_by(NodeRow.name)

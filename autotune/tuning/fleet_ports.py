@@ -104,6 +104,9 @@ class FleetStore(KnowledgeStore, Protocol):
     def blame_node(self, incident: NodeIncident, *, quarantine_at: int) -> Node:
         """Records an incident, adds one to the failures, and quarantines at that many. Returns the node."""
 
+    def record_incident(self, incident: NodeIncident) -> None:
+        """Records what happened to a node, and blames it for nothing."""
+
     def clear_blame(self, names: Collection[str]) -> None:
         """Sets the failures of nodes to zero: a job on them went well."""
 

@@ -58,7 +58,7 @@ class Record:
 class Onslaught:
     """Kills processes of a fleet while it tunes, until so many were killed and all that was asked for has ended.
 
-    An operator, who knows better, releases nodes that are quarantined: else they would soon wait a quarter of an hour.
+    Nobody helps: nodes that are quarantined come back by their health probes, which are killed like everything else.
 
     Args:
         crew: with its parts running.
@@ -174,7 +174,6 @@ class Onslaught:
         for node in store.nodes(POOL):
             if node.state is NodeState.QUARANTINED:
                 self._quarantined.add((node.name, node.reason))
-                store.set_node_state(node.name, NodeState.READY, "")
 
     def _conclude(self) -> None:
         crew, record = self._crew, self.record

@@ -5,11 +5,13 @@ from __future__ import annotations
 import uuid
 from collections import Counter
 from collections.abc import Iterator
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
 import pytest
 from fleet_world import MODEL, SPACE, WORKLOAD, World, pool_cluster
+from sqlalchemy import select
 
 from autotune.errors import InputError, StoreConflictError, UnknownNameError
 from autotune.specs import (
@@ -30,6 +32,7 @@ from autotune.specs import (
 from autotune.tuning.fleet.health import health_requests
 from autotune.tuning.service import TuningService
 from storage import SqlStore, open_store
+from storage.fleet_tables import IncidentRow
 
 TWO = Budget(max_trials=2)
 REQUEST = CollectiveRequest(op=CollectiveOp.ALL_REDUCE, group_size=2, sizes_bytes=(4096,))
@@ -141,6 +144,60 @@ def test_a_node_that_fails_its_health_probe_stays_out_and_is_asked_less_and_less
     assert world.store.node("a").state is NodeState.QUARANTINED  # its next probe is half a minute away
     probe(world)
     assert attempts(world)[-1] == (1, ["b"], None)
+
+
+def pass_time(store: SqlStore, seconds: float) -> None:
+    """Makes all incidents so much older."""
+    with store.writing() as session:
+        for row in session.scalars(select(IncidentRow)):
+            row.at -= timedelta(seconds=seconds)
+
+
+def health_probes(world: World, node: str) -> int:
+    return sum(job.only_node == node for job in world.store.jobs() if job.purpose is JobPurpose.HEALTH)
+
+
+def test_a_health_probe_that_was_cut_off_counts_only_until_the_next(world: World, store: SqlStore) -> None:
+    world.join("a", "b")
+    ends = {JobPurpose.HEALTH: FailureKind.LOST}
+    world.fault = lambda job, node: ends.get(job.purpose, FailureKind.HANG) if node == "a" else None
+    probe(world)
+    probe(world, "b")
+    for probes in range(1, 7):  # each is killed
+        node = world.store.node("a")
+        assert (node.state, node.failures, node.reason) == (NodeState.QUARANTINED, 2, "node a: rank 0 failed")
+        assert world.store.incidents("a")[0].kind == "health_undecided"
+        assert health_probes(world, "a") == probes
+        pass_time(store, 31.0)
+        world.settle()
+    ends[JobPurpose.HEALTH] = FailureKind.UNAVAILABLE
+    pass_time(store, 31.0)
+    world.settle()
+    assert world.store.node("a").failures == 3  # one that failed counts
+    pass_time(store, 31.0)
+    world.fault = lambda job, node: None
+    world.settle()
+    assert world.store.node("a").state is NodeState.READY
+
+
+def test_a_peer_whose_health_probe_was_cut_off_is_not_quarantined_for_it(world: World) -> None:
+    world.join("a", "b")
+    cut_off: list[str] = []
+
+    def fault(job: Job, node: str) -> FailureKind | None:
+        if job.purpose is not JobPurpose.HEALTH:
+            return FailureKind.HANG if node == "a" else None
+        if node == "b" and not cut_off:
+            cut_off.append(job.id)
+            return FailureKind.LOST
+        return None
+
+    world.fault = fault
+    probe(world)
+    probe(world, "b")
+    assert cut_off
+    assert [incident.kind for incident in world.store.incidents("b")] == ["health_undecided"]
+    assert world.nodes_ready() == {"a", "b"}
 
 
 def test_a_slow_node_stays_out(world: World) -> None:

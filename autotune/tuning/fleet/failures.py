@@ -177,6 +177,14 @@ def _raised(attempt: Job) -> str | None:
     return _exception(Failure(kind=attempt.failure, message=attempt.message)) if attempt.failure else None
 
 
+_KILLED = re.compile(r"\bwas killed by SIG(KILL|TERM)\b")
+
+
+def was_cut_off(failure: Failure) -> bool:
+    """Whether somebody ended the ranks or their worker from outside: what they would have done is not known then."""
+    return failure.kind is FailureKind.LOST or _KILLED.search(failure.message) is not None
+
+
 def _suspects(job: Job, earlier: Job) -> set[str]:
     """The nodes that the earlier failure may have been the fault of."""
     return set(job.avoid) or {member.node for member in earlier.members}

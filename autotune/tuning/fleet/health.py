@@ -3,6 +3,9 @@
 A check is one probe after another on the node alone: an all-reduce at two sizes where it has several devices, then a
 layer. Each must pass, and be no slower than SLOW_SHARE of the median of the pool's other nodes. Where fewer than two
 others were ever measured, they are measured first.
+
+A check that failed doubles the time to the next one. A probe that was cut off (its worker or ranks were killed) says
+nothing about the node: the next one comes after FIRST_BACK_OFF_S, however often that happens.
 """
 
 from __future__ import annotations

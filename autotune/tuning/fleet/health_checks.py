@@ -8,6 +8,7 @@ from datetime import datetime
 from autotune.errors import UnknownNameError
 from autotune.specs import (
     ClusterSpec,
+    Failure,
     FailureKind,
     Job,
     JobPurpose,
@@ -18,7 +19,9 @@ from autotune.specs import (
     StepRequest,
 )
 from autotune.tuning.fleet.eligibility import obstacle_for
+from autotune.tuning.fleet.failures import QUARANTINE_AT, was_cut_off
 from autotune.tuning.fleet.health import (
+    FIRST_BACK_OFF_S,
     PEERS,
     HealthRequest,
     back_off_s,
@@ -34,6 +37,9 @@ from autotune.tuning.fleet_ports import FleetStore, Queue
 
 HEALTH = "health"
 """The kind of incident that a failed or slow health probe is."""
+
+UNDECIDED = "health_undecided"
+"""The kind of incident that a health probe is which was cut off: it says nothing of what the node can do."""
 
 
 def check_quarantined(store: FleetStore, queue: Queue, pool: str) -> Sequence[str]:
@@ -66,9 +72,12 @@ def check_quarantined(store: FleetStore, queue: Queue, pool: str) -> Sequence[st
 def after_health_probe(store: FleetStore, queue: Queue, job: Job, outcome: ProbeOutcome) -> None:
     """What follows from a health probe that has ended: the next one of its check, the node's release, or its blame."""
     node = store.node(job.only_node)
-    problem = _problem(store, node, job, outcome)
-    if problem is None:
+    if outcome.failure is not None and outcome.failure.kind is FailureKind.CANCELLED:
         return
+    if outcome.failure is not None and was_cut_off(outcome.failure):
+        _note_undecided(store, node, job, outcome.failure)
+        return
+    problem = _problem(store, node, job, outcome)
     if problem:
         incident = NodeIncident(node=node.name, at=store.now(), kind=HEALTH, message=problem, job_id=job.id)
         store.blame_node(incident, quarantine_at=1)
@@ -81,11 +90,19 @@ def after_health_probe(store: FleetStore, queue: Queue, job: Job, outcome: Probe
         store.set_node_state(node.name, NodeState.READY, "")
 
 
-def _problem(store: FleetStore, node: Node, job: Job, outcome: ProbeOutcome) -> str | None:
-    """What is wrong with the node; empty if nothing is, None if the probe could not tell."""
+def _note_undecided(store: FleetStore, node: Node, job: Job, failure: Failure) -> None:
+    """A node that is out is asked again after a moment, as if it had not been asked. One that is in has failed once."""
+    message = f"its health probe was cut off: {failure.message}"
+    incident = NodeIncident(node=node.name, at=store.now(), kind=UNDECIDED, message=message, job_id=job.id)
+    if node.state is NodeState.QUARANTINED:
+        store.record_incident(incident)
+    else:
+        store.blame_node(incident, quarantine_at=QUARANTINE_AT)
+
+
+def _problem(store: FleetStore, node: Node, job: Job, outcome: ProbeOutcome) -> str:
+    """What is wrong with the node; empty if nothing is."""
     if outcome.failure is not None:
-        if outcome.failure.kind is FailureKind.CANCELLED:
-            return None
         return f"its health probe failed: {outcome.failure.message}"
     assert not isinstance(job.request, StepRequest)
     others = [known_speeds(store, peer, job.cluster, job.request) for peer in _peers(node, store.nodes(job.pool))]
@@ -96,8 +113,10 @@ def _problem(store: FleetStore, node: Node, job: Job, outcome: ProbeOutcome) -> 
 def _is_due(store: FleetStore, node: Node, now: datetime) -> bool:
     if node.state is not NodeState.QUARANTINED or not node.failures:
         return False
-    last = store.incidents(node.name, limit=1)
-    return not last or (now - last[0].at).total_seconds() >= back_off_s(node.failures)
+    for last in store.incidents(node.name, limit=1):
+        wait_s = FIRST_BACK_OFF_S if last.kind == UNDECIDED else back_off_s(node.failures)
+        return (now - last.at).total_seconds() >= wait_s
+    return True
 
 
 def _peers(node: Node, nodes: Sequence[Node]) -> Sequence[Node]:
