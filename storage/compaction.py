@@ -1,8 +1,8 @@
 """Retention: raw samples of a stated age become summaries. Figures and verdicts that were made of them never change.
 
 What is compacted: the single steps behind a step measurement, readings of a collective beyond the newest of each kind,
-the logs of failed probes, and the events of ended tunings. Each piece is one transaction, so that writers need not
-wait and an interrupted compaction is simply run again.
+the logs of failed probes, the events of ended tunings, and what storage.retention names. Each piece is one transaction,
+so that writers need not wait and an interrupted compaction is simply run again.
 """
 
 from __future__ import annotations
@@ -11,16 +11,13 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from statistics import fmean, median
-from typing import Any, cast
+from typing import Any
 
 from sqlalchemy import (
     ColumnElement,
-    CursorResult,
-    Delete,
     Engine,
     Row,
     Select,
-    Update,
     delete,
     func,
     insert,
@@ -32,18 +29,22 @@ from sqlalchemy import (
 from sqlalchemy.orm import Session
 
 from autotune.errors import InputError
-from autotune.specs import TuningState
 from storage.columns import Base
 from storage.engine import build_engine, locate
 from storage.faults import translated
 from storage.fleet_tables import EventRow
 from storage.maintenance import size_bytes
+from storage.retention import ENDED, changed, drop_incidents, drop_keys, drop_ranks, drop_reports
 from storage.store import SqlStore, open_store
 from storage.summary_tables import CollectiveSummaryRow, SampleSummaryRow
 from storage.tables import CollectiveRow, ProbeRow, SampleRow, StepRow, TrialRow, TuningRow
 
 DEFAULT_AGE = timedelta(days=90)
 DEFAULT_KEPT = 20
+SETTLED_AGE = timedelta(days=1)
+"""However young what is compacted may be: checks under way read the reports of their jobs again, and a client that lost
+an answer sends its idempotency key again."""
+
 STEPS_AT_ONCE = 500
 KINDS_AT_ONCE = 50
 IDS_AT_ONCE = 500
@@ -52,8 +53,6 @@ KEY = (
     CollectiveRow.stride, CollectiveRow.size_bytes,
 )  # fmt: skip
 """What makes readings of a collective alike."""
-
-ENDED = tuple(state.value for state in TuningState if state.ended)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,6 +66,10 @@ class Compaction:
         readings: rows of collective readings.
         logs: failed probes whose log was dropped; what failed and why is kept.
         events: lines of ended tunings' logs.
+        reports: members of ended jobs whose ranks' reports were dropped.
+        ranks: what single ranks saw in a step.
+        incidents: of nodes.
+        keys: idempotency keys of ended tunings.
         size_before_bytes: of the whole database.
         size_after_bytes: the same after the vacuum.
     """
@@ -77,6 +80,10 @@ class Compaction:
     readings: int
     logs: int
     events: int
+    reports: int
+    ranks: int
+    incidents: int
+    keys: int
     size_before_bytes: int
     size_after_bytes: int
 
@@ -98,7 +105,9 @@ def compact(
     """
     if age < timedelta(0) or kept < 1:
         raise InputError("compaction", f"{age}, {kept}", "an age of at least 0 days, and at least 1 reading to keep")
-    before = (now or datetime.now(UTC)) - age
+    now = now or datetime.now(UTC)
+    before = now - age
+    settled = min(before, now - SETTLED_AGE)
     location = locate(url)
     with open_store(url) as store:
         size_before = _size(store)
@@ -107,6 +116,10 @@ def compact(
             "readings": sum(_readings(store, before, kept)),
             "logs": _logs(store, before),
             "events": _events(store, before),
+            "reports": sum(drop_reports(store, settled)),
+            "ranks": sum(drop_ranks(store, before)),
+            "incidents": drop_incidents(store, before),
+            "keys": drop_keys(store, settled),
         }
     engine = build_engine(location, read_only=False)
     try:
@@ -228,15 +241,10 @@ def _collective_summary(key: Sequence[Any], rows: Sequence[Row[int, float, datet
 def _logs(store: SqlStore, before: datetime) -> int:
     change = update(ProbeRow).where(ProbeRow.finished_at < before, ProbeRow.failure_log_tail != "")
     with store.writing() as session:
-        return _changed(session, change.values(failure_log_tail=""))
+        return changed(session, change.values(failure_log_tail=""))
 
 
 def _events(store: SqlStore, before: datetime) -> int:
     ended = select(TuningRow.id).where(TuningRow.state.in_(ENDED), TuningRow.updated_at < before)
     with store.writing() as session:
-        return _changed(session, delete(EventRow).where(EventRow.tuning_id.in_(ended), EventRow.at < before))
-
-
-def _changed(session: Session, statement: Update | Delete) -> int:
-    """Runs a statement; returns how many rows it changed."""
-    return cast("CursorResult[Any]", session.execute(statement)).rowcount
+        return changed(session, delete(EventRow).where(EventRow.tuning_id.in_(ended), EventRow.at < before))

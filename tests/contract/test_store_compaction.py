@@ -94,7 +94,7 @@ def test_old_samples_become_summaries_and_results_stay(filled: str) -> None:
     with open_store(filled, read_only=True) as store:
         assert store.trials("young") == before["young"]
         (old,) = store.trials("old")
-        nothing = {"step_times_s": (), "warmup_times_s": (), "losses": ()}
+        nothing = {"step_times_s": (), "warmup_times_s": (), "losses": (), "ranks": ()}
         assert old == before["old"][0].model_copy(update={"reading": step_reading(100.0).model_copy(update=nothing)})
         assert [found.id for found in store.best_trials(MODEL, CLUSTER, WORKLOAD)] == best
         assert len(store.collective_readings(CLUSTER.key, FINGERPRINT.key)) == 4
