@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from sqlalchemy import func, select
+from sqlalchemy import ColumnElement, func, select
 from sqlalchemy.orm import InstrumentedAttribute, Session
 
 from autotune.tuning.fleet_ports import FleetCounts
@@ -20,11 +20,11 @@ class CountStore(SessionStore):
             return FleetCounts(
                 tunings=_by_state(session, TuningRow.state),
                 jobs=_by_state(session, JobRow.state),
-                nodes=_by_state(session, NodeRow.state),
+                nodes=_by_state(session, NodeRow.state, NodeRow.forgotten_at.is_(None)),
                 leases=session.scalar(select(func.count()).select_from(LeaseRow)) or 0,
                 gpu_s=float(session.scalar(select(func.sum(TuningRow.gpu_s_spent))) or 0.0),
             )
 
 
-def _by_state(session: Session, state: InstrumentedAttribute[str]) -> dict[str, int]:
-    return dict(session.execute(select(state, func.count()).group_by(state)).all())
+def _by_state(session: Session, state: InstrumentedAttribute[str], *counted: ColumnElement[bool]) -> dict[str, int]:
+    return dict(session.execute(select(state, func.count()).where(*counted).group_by(state)).all())

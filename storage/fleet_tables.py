@@ -13,7 +13,7 @@ UNREVOKED = "revoked_at IS NULL"
 
 
 class NodeRow(Base):
-    """A node, as its newest session registered it."""
+    """A node, as its newest session registered it. One that was forgotten is there for what names it, and no more."""
 
     __tablename__ = "nodes"
     __table_args__ = (Index(None, "pool"),)
@@ -36,6 +36,7 @@ class NodeRow(Base):
     world_id: Mapped[str]
     registered_at: Mapped[Moment]
     heartbeat_at: Mapped[Moment]
+    forgotten_at: Mapped[datetime | None] = mapped_column(UtcDateTime)
 
 
 class IncidentRow(Base):

@@ -7,7 +7,7 @@ from collections.abc import Collection, Iterable, Sequence
 from sqlalchemy import or_, select, update
 from sqlalchemy.orm import Session
 
-from autotune.errors import UnknownNameError
+from autotune.errors import StoreConflictError, UnknownNameError
 from autotune.specs import Node, NodeIncident, NodeState
 from storage import fleet_rows
 from storage.clock import database_now
@@ -30,9 +30,33 @@ class NodeStore(SessionStore):
         """The worker of that session ends: its leases are lost, and the node gets none until one registers again."""
         again(lambda: self._retire(name, session))
 
+    def forget_node(self, name: str, *, silent_s: float) -> None:
+        """Takes a dead node out of the list until a worker registers it again. What names it stays, so does its state.
+
+        Raises UnknownNameError, and StoreConflictError where a job holds it or its worker was heard of in the last
+        `silent_s` seconds.
+        """
+        with self.writing() as session:
+            gang = lock_gang(session, [name])
+            row = next((row for row in gang if row.name == name and row.forgotten_at is None), None)
+            row = row or _unknown(session, name)
+            job_id, now = _holder(session, name), database_now(session)
+            if job_id is not None:
+                raise StoreConflictError(f"node {name!r} is held by job {job_id!r}")
+            silence_s = (now - row.heartbeat_at).total_seconds()
+            if row.session and silence_s <= silent_s:
+                raise StoreConflictError(
+                    f"node {name!r} lives: it was heard of {silence_s:.0f} s ago; end its worker, or wait until it "
+                    f"has been silent for {silent_s:.0f} s"
+                )
+            forget_worlds(gang, {row.world_id})
+            row.session, row.forgotten_at = "", now
+
     def nodes(self, pool: str | None = None) -> Sequence[Node]:
         """Nodes by name."""
-        query = select(NodeRow) if pool is None else select(NodeRow).where(NodeRow.pool == pool)
+        query = select(NodeRow).where(NodeRow.forgotten_at.is_(None))
+        if pool is not None:
+            query = query.where(NodeRow.pool == pool)
         with self.reading() as session:
             found = [fleet_rows.node_of(row) for row in session.scalars(query)]
         return sorted(found, key=lambda node: node.name)
@@ -40,7 +64,8 @@ class NodeStore(SessionStore):
     def node(self, name: str) -> Node:
         """The node of that name. Raises UnknownNameError."""
         with self.reading() as session:
-            return fleet_rows.node_of(session.get(NodeRow, name) or _unknown(session, name))
+            row = session.get(NodeRow, name)
+            return fleet_rows.node_of(row if row is not None and row.forgotten_at is None else _unknown(session, name))
 
     def beat_node(self, name: str, session: str) -> bool:
         """Renews the heartbeat; False if the session is not the node's any more."""
@@ -98,6 +123,7 @@ class NodeStore(SessionStore):
             for name, value in fleet_rows.inventory_columns(node).items():
                 setattr(row, name, value)
             row.registered_at = row.heartbeat_at = database_now(session)
+            row.forgotten_at = None
             session.flush()
             return fleet_rows.node_of(row)
 
@@ -164,9 +190,10 @@ def _new_row(session: Session, node: Node) -> NodeRow:
 
 
 def _locked(session: Session, name: str) -> NodeRow:
-    row = session.scalar(select(NodeRow).where(NodeRow.name == name).with_for_update(key_share=True))
-    return row or _unknown(session, name)
+    query = select(NodeRow).where(NodeRow.name == name, NodeRow.forgotten_at.is_(None))
+    return session.scalar(query.with_for_update(key_share=True)) or _unknown(session, name)
 
 
 def _unknown(session: Session, name: str) -> NodeRow:
-    raise UnknownNameError("node", name, session.scalars(select(NodeRow.name).limit(NAMES_SHOWN)))
+    known = select(NodeRow.name).where(NodeRow.forgotten_at.is_(None))
+    raise UnknownNameError("node", name, session.scalars(known.limit(NAMES_SHOWN)))

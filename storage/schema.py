@@ -9,7 +9,8 @@ from sqlalchemy import Connection, Engine, inspect, text
 from autotune.errors import StoreError, StoreNewerError, StoreReadOnlyError
 from storage.engine import Location, use_wal, writer
 
-REVISIONS = ("0001", "0002", "0003", "0004", "0005", "0006")  # oldest first; a test compares them with the migrations
+# Oldest first; a test compares them with the migrations.
+REVISIONS = ("0001", "0002", "0003", "0004", "0005", "0006", "0007")
 HEAD = REVISIONS[-1]
 VERSION_TABLE = "autotune_schema"  # Optuna's storage owns `alembic_version`
 ADVISORY_LOCK = 0x6175746F  # "auto": one migration at a time on a PostgreSQL server

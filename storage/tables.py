@@ -198,6 +198,7 @@ class CollectiveRow(Base):
             "ix_collective_measurements_kind",
             "cluster_key", "fingerprint_key", "op", "group_size", "stride", "size_bytes",
         ),
+        Index(None, "cluster_key", "id"),
         Index(None, "probe_run_id"),
     )  # fmt: skip
 
@@ -223,6 +224,7 @@ class LayerRow(Base):
     __tablename__ = "layer_measurements"
     __table_args__ = (
         Index(None, "cluster_key", "fingerprint_key", "model_key", "workload_key"),
+        Index(None, "cluster_key", "id"),
         Index(None, "probe_run_id"),
     )
 

@@ -89,6 +89,13 @@ class FleetStore(KnowledgeStore, Protocol):
         Its session is empty then. Nothing happens if the session is not the node's any more.
         """
 
+    def forget_node(self, name: str, *, silent_s: float) -> None:
+        """Takes a dead node out of the list until a worker registers it again. What it did and measured stays.
+
+        Raises UnknownNameError, and StoreConflictError where a job holds it or its worker was heard of in the last
+        `silent_s` seconds.
+        """
+
     def nodes(self, pool: str | None = None) -> Sequence[Node]:
         """Nodes by name."""
 

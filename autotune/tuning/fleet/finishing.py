@@ -95,9 +95,11 @@ def _fingerprint_key(store: FleetStore, job: Job) -> str:
 
 
 def _hold_to_account(store: FleetStore, verdict: Verdict) -> None:
+    states = {node.name: node.state for node in store.nodes()}  # those of an earlier attempt may be forgotten by now
     for incident in verdict.incidents:
-        _blame(store, incident)
-    ready = [name for name in verdict.cleared if store.node(name).state is NodeState.READY]
+        if incident.node in states:
+            _blame(store, incident)
+    ready = [name for name in verdict.cleared if states.get(name) is NodeState.READY]
     if ready:  # a quarantined node has to pass its health probes
         store.clear_blame(ready)
 
