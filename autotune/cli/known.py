@@ -21,8 +21,11 @@ app = typer.Typer(help="Best-known plans: list them, with their history, and com
 def answer_question(inputs: Inputs, *, target: str | None, settle: bool, db: str | None, as_json: bool) -> int:
     """Answers and, where asked to and nothing is known, settles by measuring."""
     from autotune.cli.database import is_there, open_to_read, open_to_write
+    from autotune.search.bounds import require_bounded
+    from autotune.search.space import Runtime
     from autotune.tuning.knowledge.answer import best_known
 
+    require_bounded(inputs.model, inputs.cluster, inputs.workload, Runtime.TORCH)
     with open_to_read(db) if is_there(db) else open_to_write(db) as store:
         answer = best_known(store, inputs.model, inputs.cluster, inputs.workload)
     if settle and answer.known is None:

@@ -66,10 +66,13 @@ def plan(
     from autotune.cli.expected import expected_ranking, print_expected
     from autotune.cli.explain_view import explanation_of, print_explained, print_scaling, scaling_of
     from autotune.cli.inputs import read_inputs, read_space
+    from autotune.search.bounds import require_bounded
     from autotune.search.rank import rank
     from autotune.tuning.report import ranking_data
 
     inputs = read_inputs(model=model, cluster=cluster, seq_len=seq_len, global_batch=global_batch, dtype=dtype, db=db)
+    if plan is None or explain or scaling:
+        require_bounded(inputs.model, inputs.cluster, inputs.workload)
     profile = stored_profile(inputs.cluster, db)
     space = read_space(
         tp=tp, pp=pp, micro_batch=micro_batch, zero_stage=zero_stage, recompute=recompute,

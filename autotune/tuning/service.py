@@ -8,6 +8,7 @@ from contextlib import closing
 from datetime import UTC, datetime
 
 from autotune.errors import InputError
+from autotune.search.bounds import require_bounded
 from autotune.search.rank import nearest_misses, nothing_legal
 from autotune.search.space import Runtime, legal_plans
 from autotune.specs import (
@@ -60,9 +61,10 @@ class TuningService:
 
         Raises:
             UnknownNameError: there is no such source.
-            InputError: no plan is legal for the request; names the reason of the simplest plan.
+            InputError: no plan is legal for the request; names the reason of the simplest plan. Or it has too many.
             NothingFitsError: no legal plan is estimated to fit (where the catalog allows an estimate).
         """
+        require_bounded(model, cluster, workload, Runtime.TORCH)
         check_request(model, cluster, workload, space)
         if history:
             self._store.imported_readings(history, cluster.key)  # refuses a source that nobody knows
