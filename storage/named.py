@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from datetime import UTC, datetime
 
 from sqlalchemy import select
@@ -69,6 +69,12 @@ class NamedStore(SessionStore):
         """The fingerprint of that key."""
         with self.reading() as session:
             return Fingerprint.from_json(fingerprint_row(session, key).spec_json)
+
+
+def put_models(session: Session, models: Iterable[ModelSpec]) -> None:
+    """Stores models in the order of their names, in which they are locked until the transaction ends."""
+    for _, model in sorted({model.name: model for model in models}.items()):
+        _put(session, ModelRow, model)
 
 
 def _put(session: Session, table: type[ModelRow] | type[ClusterRow], spec: ModelSpec | ClusterSpec) -> None:

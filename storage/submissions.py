@@ -5,18 +5,17 @@ from __future__ import annotations
 from collections.abc import Sequence
 from datetime import datetime, timedelta
 
-from sqlalchemy import ColumnElement, delete, func, or_, select, text, tuple_
-from sqlalchemy.orm import Session
+from sqlalchemy import ColumnElement, delete, func, or_, select, tuple_
 
 from autotune.errors import StoreConflictError
-from autotune.specs import EventKind, JobState, Tuning, TuningState
+from autotune.specs import JobState, Tuning, TuningState
+from autotune.tuning.fleet_ports import Submission, Submitted
 from storage import rows
 from storage.clock import database_now
-from storage.events import add_event, state_data
-from storage.fleet_tables import IdempotencyRow, InterestRow, JobRow
-from storage.named import insert
-from storage.session import RacedError, SessionStore, again, flush_new, locked_tuning, tuning_row
-from storage.tables import LIVE, TuningRow
+from storage.fleet_tables import InterestRow, JobRow
+from storage.intake import take_in
+from storage.session import SessionStore, again, locked_tuning, tuning_row
+from storage.tables import TuningRow
 
 LIVE_STATES = tuple(state.value for state in TuningState if not state.ended)
 
@@ -31,27 +30,26 @@ class SubmissionStore(SessionStore):
         sharing_key: str,
         request_digest: str = "",
         idempotency_key: str | None = None,
-    ) -> tuple[Tuning, bool]:
+    ) -> Submitted:
         """Stores a fleet's tuning, or joins its principal to a live one with the same `sharing_key`.
 
         Returns the tuning and whether it was created now. The same principal and idempotency key give the tuning of
         the first time; raises StoreConflictError if `request_digest` differs from then, or if the id exists.
         """
+        one = Submission(
+            tuning=tuning, sharing_key=sharing_key, request_digest=request_digest, idempotency_key=idempotency_key
+        )
+        (answer,) = self.submit_tunings([one])
+        if isinstance(answer, StoreConflictError):
+            raise answer
+        return answer
 
-        def submit() -> tuple[Tuning, bool]:
+    def submit_tunings(self, submissions: Sequence[Submission]) -> Sequence[Submitted | StoreConflictError]:
+        """Does what `submit_tuning` does for several at once, in one transaction; an answer each, in their order."""
+
+        def submit() -> Sequence[Submitted | StoreConflictError]:
             with self.writing() as session:
-                if idempotency_key is not None:
-                    known = _known(session, tuning.principal, idempotency_key, request_digest)
-                    if known is not None:
-                        return rows.tuning_of(known), False
-                row = _joinable(session, sharing_key)
-                created = row is None
-                if row is None:
-                    row = _create(session, tuning, sharing_key)
-                _interest(session, row.id, tuning.principal)
-                if idempotency_key is not None:
-                    _remember(session, tuning.principal, idempotency_key, request_digest, row.id)
-                return rows.tuning_of(row), created
+                return take_in(session, submissions)
 
         return again(submit)
 
@@ -68,6 +66,12 @@ class SubmissionStore(SessionStore):
             if not others:
                 row.sharing_key = None
             return not others
+
+    def askers(self, tuning_id: str) -> Sequence[str]:
+        """The principals who want a fleet's tuning, by name."""
+        theirs = select(InterestRow.principal).where(InterestRow.tuning_id == tuning_id)
+        with self.reading() as session:
+            return list(session.scalars(theirs.order_by(InterestRow.principal)))
 
     def claim_tuning(self, tuning_id: str, owner: str, *, lease_s: float) -> Tuning | None:
         """Makes `owner` the one who may advance it, for that long. None if somebody else is, or it has ended.
@@ -136,46 +140,6 @@ class SubmissionStore(SessionStore):
                 place = tuple_(TuningRow.created_at, TuningRow.id)
                 query = query.where(place < tuple_(last.created_at, last.id))
             return [rows.tuning_of(row) for row in session.scalars(query.order_by(*order).limit(limit))]
-
-
-def _known(session: Session, principal: str, key: str, digest: str) -> TuningRow | None:
-    known = session.get(IdempotencyRow, (principal, key))
-    if known is None:
-        return None
-    if known.request_digest != digest:
-        raise StoreConflictError(f"idempotency key {key!r} was used for another request")
-    return tuning_row(session, known.tuning_id)
-
-
-def _joinable(session: Session, sharing_key: str) -> TuningRow | None:
-    """The live tuning of that key, locked, so that nobody cancels it while somebody joins."""
-    query = select(TuningRow).where(TuningRow.sharing_key == sharing_key, text(LIVE))
-    return session.scalar(query.with_for_update(key_share=True))
-
-
-def _create(session: Session, tuning: Tuning, sharing_key: str) -> TuningRow:
-    row = rows.tuning_row(tuning)
-    row.sharing_key = sharing_key
-    if session.get(TuningRow, tuning.id) is not None:
-        raise StoreConflictError(f"tuning {tuning.id!r} exists already")
-    session.add(row)
-    flush_new(session, f"tuning {tuning.id!r} or its sharing key is being stored by somebody else", RacedError)
-    add_event(session, row.id, EventKind.STATE, state_data(row), database_now(session))
-    return row
-
-
-def _interest(session: Session, tuning_id: str, principal: str) -> None:
-    session.execute(
-        insert(session)(InterestRow).values(tuning_id=tuning_id, principal=principal).on_conflict_do_nothing()
-    )
-
-
-def _remember(session: Session, principal: str, key: str, digest: str, tuning_id: str) -> None:
-    now = database_now(session)
-    session.add(
-        IdempotencyRow(principal=principal, key=key, request_digest=digest, tuning_id=tuning_id, created_at=now)
-    )
-    flush_new(session, f"idempotency key {key!r} is being used by somebody else", RacedError)
 
 
 def _unclaimed(now: datetime) -> ColumnElement[bool]:

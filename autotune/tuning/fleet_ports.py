@@ -44,6 +44,20 @@ class FleetCounts:
     gpu_s: float
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Submission:
+    """A request for a tuning: `sharing_key` is equal for requests that may share one (see FleetStore.submit_tuning)."""
+
+    tuning: Tuning
+    sharing_key: str
+    request_digest: str = ""
+    idempotency_key: str | None = None
+
+
+Submitted = tuple[Tuning, bool]
+"""What a submission led to, and whether it was created now."""
+
+
 class Queue(Protocol):
     """Carries ids to workers. The database is the truth: a message may be lost, late or doubled.
 
@@ -97,7 +111,7 @@ class FleetStore(KnowledgeStore, Protocol):
         """
 
     def nodes(self, pool: str | None = None) -> Sequence[Node]:
-        """Nodes by name."""
+        """Nodes by name, without those that were forgotten."""
 
     def node(self, name: str) -> Node:
         """The node of that name. Raises UnknownNameError."""
@@ -138,9 +152,10 @@ class FleetStore(KnowledgeStore, Protocol):
         pool: str | None = None,
         tuning_id: str | None = None,
         states: Collection[JobState] | None = None,
+        after: str | None = None,
         limit: int = 1000,
     ) -> Sequence[Job]:
-        """Jobs, oldest first."""
+        """Jobs, oldest first, those that come after the job `after`. Raises UnknownNameError for that one."""
 
     def queued_jobs(self, pool: str, *, most_each: int) -> Sequence[Job]:
         """QUEUED jobs of a pool, oldest first: of each purpose of each principal the oldest `most_each`."""
@@ -231,15 +246,22 @@ class FleetStore(KnowledgeStore, Protocol):
         sharing_key: str,
         request_digest: str = "",
         idempotency_key: str | None = None,
-    ) -> tuple[Tuning, bool]:
+    ) -> Submitted:
         """Stores a fleet's tuning, or joins its principal to a live one with the same `sharing_key`.
 
         Returns the tuning and whether it was created now. The same principal and idempotency key give the tuning of
-        the first time; raises StoreConflictError if `request_digest` differs from then.
+        the first time; raises StoreConflictError if `request_digest` differs from then. The model of a new tuning is
+        stored by its name as well.
         """
+
+    def submit_tunings(self, submissions: Sequence[Submission]) -> Sequence[Submitted | StoreConflictError]:
+        """Does what `submit_tuning` does for several at once, in one transaction; an answer each, in their order."""
 
     def withdraw(self, tuning_id: str, principal: str) -> bool:
         """Takes back a principal's interest; True if nobody else is interested any more."""
+
+    def askers(self, tuning_id: str) -> Sequence[str]:
+        """The principals who want a fleet's tuning, by name."""
 
     def claim_tuning(self, tuning_id: str, owner: str, *, lease_s: float) -> Tuning | None:
         """Makes `owner` the one who may advance it, for that long. None if somebody else is, or it has ended."""

@@ -32,11 +32,12 @@ from autotune.specs import (
 )
 from autotune.tuning.best import Best, best_of
 from autotune.tuning.fleet.advance import FleetCampaign
-from autotune.tuning.fleet.eligibility import obstacle, why_waiting
+from autotune.tuning.fleet.combining import Combiner
+from autotune.tuning.fleet.eligibility import LOST_AFTER_S, obstacle, why_waiting
 from autotune.tuning.fleet.finishing import Merge, finish
 from autotune.tuning.fleet.scheduling import schedule
 from autotune.tuning.fleet.sweeping import sweep
-from autotune.tuning.fleet_ports import FleetStore, Queue
+from autotune.tuning.fleet_ports import FleetStore, Queue, Submission
 from autotune.tuning.ownership import process_owner
 from autotune.tuning.service import check_request
 
@@ -69,6 +70,7 @@ class FleetService:
         self._store, self._queue, self._merge = store, queue, merge
         self._checked: OrderedDict[tuple[str, ...], None] = OrderedDict()
         self._pools: dict[str, tuple[float, ClusterSpec, int]] = {}
+        self._submissions = Combiner(store.submit_tunings)
 
     def close(self) -> None:
         """Lets go of the broker; the store is whoever's opened it."""
@@ -119,21 +121,26 @@ class FleetService:
         )
         asked = request_key(tuning)
         self._check(tuning)
-        stored, created = self._store.submit_tuning(
-            tuning, sharing_key=asked, request_digest=asked, idempotency_key=idempotency_key
-        )
+        submission = Submission(tuning=tuning, sharing_key=asked, request_digest=asked, idempotency_key=idempotency_key)
+        stored, created = self._submissions.ask(submission)
         if created:
-            self._store.put_model(model)
             self._queue.advance(stored.id)
         return stored, created
 
-    def cancel(self, tuning_id: str, principal: str, *, force: bool = False) -> Tuning:
+    def cancel(self, tuning_id: str, principal: str, *, also: str | None = None, force: bool = False) -> Tuning:
         """Takes back a principal's request. When nobody asks for it any more (or by `force`) it is cancelled: its
         queued jobs end now, running ones are told to stop within a second or so.
+
+        Args:
+            tuning_id: which.
+            principal: who takes back what he asked for.
+            also: somebody who cannot do so himself any more: his request is taken back, too.
+            force: cancels it, whoever asks for it.
 
         Raises:
             UnknownNameError: no such tuning.
             InputError: it has ended already, or runs on one machine, where nobody here may reach.
+            StoreConflictError: only others ask for it.
         """
         tuning = self._store.tuning(tuning_id)
         if not tuning.pool:
@@ -142,12 +149,24 @@ class FleetService:
             )
         if tuning.state.ended and tuning.state is not TuningState.CANCELLED:
             raise InputError("tuning", tuning.id, f"it has ended already ({tuning.state})")
+        if not force and not tuning.state.ended:
+            self._require_asker(tuning, principal, also)
+        if also is not None:
+            self._store.withdraw(tuning.id, also)
         if not self._store.withdraw(tuning.id, principal) and not force:
             return tuning
         tuning = self._end(tuning, f"cancelled by {principal}")
         self._store.cancel_jobs(tuning.id)  # again too, if who cancelled it first died before this line
         self._queue.schedule(tuning.pool)
         return tuning
+
+    def _require_asker(self, tuning: Tuning, principal: str, also: str | None) -> None:
+        askers = self._store.askers(tuning.id)
+        if askers and not {principal, also} & set(askers):
+            raise StoreConflictError(
+                f"tuning {tuning.id} is wanted by {', '.join(askers)}, not by {principal}: they can take that back, or "
+                "an admin can cancel it by force"
+            )
 
     def _end(self, tuning: Tuning, reason: str) -> Tuning:
         """Makes a tuning CANCELLED whoever advances it: they find themselves without their claim."""
@@ -273,6 +292,13 @@ class FleetService:
         self._store.set_node_state(name, NodeState.READY, "")
         self._queue.schedule(self._store.node(name).pool)
         return self._store.node(name)
+
+    def forget(self, name: str) -> None:
+        """Takes a dead node out of the list; what it measured stays. A worker that registers brings it back.
+
+        Raises UnknownNameError, and StoreConflictError while it lives or a job holds it.
+        """
+        self._store.forget_node(name, silent_s=LOST_AFTER_S)
 
     def _live_jobs(self, tuning_id: str) -> set[str]:
         live = {JobState.QUEUED, JobState.GRANTED, JobState.REPORTED}
