@@ -28,6 +28,8 @@ from probes.launch import LocalProber, Placement
 LIMIT = "100mbit"
 LIMIT_BYTES_PER_S = 100e6 / 8
 TOLERANCE = 0.15
+TRIES = 4
+"""Whatever else a machine does makes a link look slower, never faster: the fastest of so many readings counts."""
 
 pytestmark = pytest.mark.netns
 
@@ -98,10 +100,19 @@ def read(prober: LocalProber, op: CollectiveOp, group_size: int, stride: int) ->
     return reading
 
 
+def fastest_busbw(prober: LocalProber, op: CollectiveOp, expected: float, *, stride: int) -> float:
+    """Of several readings; none is taken after one that is fast enough."""
+    fastest = 0.0
+    for _ in range(TRIES):
+        fastest = max(fastest, read(prober, op, 2, stride).busbw_bytes_per_s)
+        if fastest >= expected * (1 - TOLERANCE):
+            break
+    return fastest
+
+
 @pytest.mark.parametrize("op", [CollectiveOp.SEND_RECV, CollectiveOp.ALL_REDUCE])
 def test_a_limited_link_is_read_as_what_it_is(limited: LocalProber, op: CollectiveOp) -> None:
-    reading = read(limited, op, 2, 1)
-    assert reading.busbw_bytes_per_s == pytest.approx(LIMIT_BYTES_PER_S, rel=TOLERANCE)
+    assert fastest_busbw(limited, op, LIMIT_BYTES_PER_S, stride=1) == pytest.approx(LIMIT_BYTES_PER_S, rel=TOLERANCE)
 
 
 @pytest.mark.parametrize("op", [CollectiveOp.ALL_GATHER, CollectiveOp.REDUCE_SCATTER, CollectiveOp.ALL_TO_ALL])
@@ -118,8 +129,9 @@ def test_groups_that_share_a_link_share_its_speed(tmp_path: Path) -> None:
     ):
         inside = read(prober, CollectiveOp.SEND_RECV, 2, 1)
         assert inside.busbw_bytes_per_s > 2 * LIMIT_BYTES_PER_S
-        across = read(prober, CollectiveOp.SEND_RECV, 2, 2)
-        assert across.busbw_bytes_per_s == pytest.approx(LIMIT_BYTES_PER_S / 2, rel=TOLERANCE)
+        shared = LIMIT_BYTES_PER_S / 2
+        across = fastest_busbw(prober, CollectiveOp.SEND_RECV, shared, stride=2)
+        assert across == pytest.approx(shared, rel=TOLERANCE)
 
 
 def train(prober: LocalProber) -> StepReading:
@@ -147,7 +159,13 @@ def test_communication_of_a_step_grows_with_the_link(limited: LocalProber, pair:
     gradient_bytes = 4 * (2 * 2048 * 128 + 2 * layer + 128)
     # A ring all-reduce of two ranks moves the whole buffer once each way.
     expected_s = gradient_bytes / LIMIT_BYTES_PER_S
-    across, inside = train(limited), train(pair)
-    assert least_t_comm_s(across) == pytest.approx(expected_s, rel=TOLERANCE)
-    assert least_t_comm_s(across) > least_t_comm_s(inside)
+    inside, across = train(pair), train(limited)
+    least_s = least_t_comm_s(across)
+    for _ in range(TRIES - 1):
+        if least_s <= expected_s * (1 + TOLERANCE):
+            break
+        across = train(limited)
+        least_s = min(least_s, least_t_comm_s(across))
+    assert least_s == pytest.approx(expected_s, rel=TOLERANCE)
+    assert least_s > least_t_comm_s(inside)
     assert across.losses == pytest.approx(inside.losses, rel=1e-4)
