@@ -27,11 +27,13 @@ from autotune.specs.regression import CheckMeasurement, CheckRole, VerdictKind
 from autotune.tuning.regression.protocol import measured, next_request, order_of, windows_of
 from autotune.tuning.regression.verdict import BASELINE_WINDOWS, REPEATS, judge
 from autotune.tuning.regression.windows import Noise, Window, noise_of
+from autotune.tuning.regression.windows import level as level_of
 from probes.launch import LocalProber
 
-VISITS, WINDOWS = 6, 3
+VISITS, WINDOWS = 8, 2
 CHECKS, BLOCK = 1000, 200
 LOSSES = (0.0, 0.05, 0.10)
+VISITS_BEFORE = (1, 5, 10)
 RANKS = 2
 
 
@@ -47,7 +49,7 @@ def entry() -> BestEntry:
     cluster, model = machine(), smallest()
     asked = workload(model, cluster, {"seq_len": None, "global_batch": None, "dtype": None})
     return BestEntry(
-        model=model, parameters=1.0, cluster=cluster, workload=asked, plan=Plan(dp=RANKS), tokens_per_s_per_gpu=1000.0,
+        model=model, parameters=1.0, cluster=cluster, workload=asked, plan=Plan(dp=RANKS), tokens_per_s_per_gpu=5000.0,
         interval=(900.0, 1100.0), repeats=1, peak_bytes=None, measured_at=datetime.now(UTC),
     )  # fmt: skip
 
@@ -115,13 +117,43 @@ class Simulation:
         return verdict.kind, len(now)
 
 
+class Resampled(Simulation):
+    """Windows that were measured, drawn again: with their tails and bad moments. Only visits are normal noise.
+
+    A window's deviation from its visit's mean is widened by what the mean takes from it.
+    """
+
+    def __init__(self, visits: list[list[dict[str, list[float]]]], *, seed: int) -> None:
+        logs = [[np.log(window[CheckRole.WINNER.value]) for window in visit] for visit in visits]
+        means = [float(np.mean([level_of([_bare(window)]) for window in visit])) for visit in logs]
+        widened = [float(np.sqrt(len(visit) / max(len(visit) - 1, 1))) for visit in logs]
+        self.windows = [
+            window - mean + (wide - 1.0) * (level_of([_bare(window)]) - mean)
+            for visit, mean, wide in zip(logs, means, widened, strict=True)
+            for window in visit
+        ]
+        between = float(np.std([level_of([_bare(window)]) for window in self.windows]))
+        apart = float(np.var(means, ddof=1)) - between**2 / float(np.mean([len(visit) for visit in logs]))
+        within = float(np.median([np.std(window, ddof=1) for window in self.windows]))
+        noise = Noise(within=within, between=between, visits=float(np.sqrt(max(apart, 0.0))), freedom=0)
+        super().__init__(noise, heavy=False, seed=seed)
+
+    def window(self, name: str, level: float) -> Window:
+        """One of the measured ones."""
+        drawn = self.windows[self.random.integers(len(self.windows))]
+        return Window(visit=name, logs=tuple(float(value) for value in level + drawn))
+
+
+def _bare(logs: np.ndarray) -> Window:
+    return Window(visit="", logs=tuple(map(float, logs)))
+
+
 def simulate(path: Path) -> None:
     """Tables of verdicts."""
     data = json.loads(path.read_text())
-    measured_noise = noises(data["visits"])
-    print(f"noise of {data['at']} on {data['cores']} cores at load {data['load'][0]:.1f}: {measured_noise}\n")
+    drawn = Resampled(data["visits"], seed=1)
+    print(f"noise of {data['at']} on {data['cores']} cores at load {data['load'][0]:.1f}: {drawn.noise}\n")
     cases = {
-        "measured": measured_noise,
         "within 0.5 %, windows 0.3 %, visits 0.2 %": Noise(within=0.005, between=0.003, visits=0.002, freedom=0),
         "within 1 %, windows 0.5 %, visits 0.5 %": Noise(within=0.01, between=0.005, visits=0.005, freedom=0),
         "within 2 %, windows 1 %, visits 0.5 %": Noise(within=0.02, between=0.01, visits=0.005, freedom=0),
@@ -129,11 +161,18 @@ def simulate(path: Path) -> None:
     headings = ("noise", "tails", "earlier visits", "loss", "unchanged", "worse", "better", "cannot tell", "windows")
     print("| " + " | ".join([*headings, "most alarms in 200"]) + " |")
     print("|---|---|---|---|---|---|---|---|---|---|")
+    for visits in VISITS_BEFORE:
+        for loss in LOSSES:
+            simulation = Resampled(data["visits"], seed=1)
+            print(row("windows as measured", "as measured", simulation, visits=visits, loss=loss), flush=True)
     for name, noise in cases.items():
         for heavy in (False, True):
-            for visits in (1, 5):
+            for visits in VISITS_BEFORE:
                 for loss in LOSSES:
-                    print(row(name, noise, heavy=heavy, visits=visits, loss=loss), flush=True)
+                    tails = "heavy" if heavy else "normal"
+                    print(
+                        row(name, tails, Simulation(noise, heavy=heavy, seed=1), visits=visits, loss=loss), flush=True
+                    )
     usual = Noise(within=0.01, between=0.005, visits=0.002, freedom=0)
     print(
         "\n| windows of the first check | 5 % losses found the night after (within 1 %, windows 0.5 %, visits 0.2 %) |"
@@ -145,9 +184,8 @@ def simulate(path: Path) -> None:
         print(f"| {count} | {found.count(VerdictKind.WORSE) / len(found):.1%} |")
 
 
-def row(name: str, noise: Noise, *, heavy: bool, visits: int, loss: float) -> str:
+def row(name: str, tails: str, simulation: Simulation, *, visits: int, loss: float) -> str:
     """One line: shares of verdicts, mean windows, and the most wrong or right alarms in any block of 200 checks."""
-    simulation = Simulation(noise, heavy=heavy, seed=1)
     found = [simulation.check(loss, visits) for _ in range(CHECKS)]
     kinds = Counter(kind for kind, _ in found)
     alarms = [kind in {VerdictKind.WORSE, VerdictKind.BETTER} for kind, _ in found]
@@ -155,7 +193,7 @@ def row(name: str, noise: Noise, *, heavy: bool, visits: int, loss: float) -> st
     share = [f"{kinds[kind] / CHECKS:.2%}" for kind in VerdictKind if kind is not VerdictKind.BASELINE]
     unchanged, better, worse, cannot = share
     windows = np.mean([count for _, count in found])
-    cells = [name, "heavy" if heavy else "normal", str(visits), f"{loss:.0%}", unchanged, worse, better, cannot]
+    cells = [name, tails, str(visits), f"{loss:.0%}", unchanged, worse, better, cannot]
     return "| " + " | ".join([*cells, f"{windows:.2f}", str(max(blocks))]) + " |"
 
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
+from math import ceil
 from statistics import median
 
 from autotune.cost.parameters import total_parameters
@@ -38,9 +39,16 @@ MOST_FAILURES = 3
 MOST_PAUSE = timedelta(minutes=30)
 """A check that pauses for longer is abandoned: its windows would be of different times."""
 
-WARMUP_STEPS, LEAST_STEPS, MOST_STEPS = 2, 3, 6
+WARMUP_STEPS, LEAST_STEPS, MORE_STEPS = 2, 3, 3
+"""At least so many steps are timed, and so many more where they differ."""
+
+STEPS_S, MOST_SHORT_STEPS = 2.0, 40
+"""Short steps are timed for so long, in so many at most: a tenth of a second tells of the moment, not of the plan."""
+
+CONTROL_S, LEAST_ITERATIONS, MOST_ITERATIONS = 0.3, 15, 200
+"""A control is repeated for so long, going by how long it took the last time in this check."""
+
 LEAST_BYTES = 256 * 1024
-COLLECTIVE_ITERATIONS, LAYER_ITERATIONS = 15, 15
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -69,21 +77,27 @@ def controls(entry: BestEntry) -> dict[CheckRole, ProbeRequest]:
         micro_batch=plan.micro_batch,
         recompute=plan.recompute,
         sequence_parallel=plan.sequence_parallel,
-        iterations=LAYER_ITERATIONS,
+        iterations=LEAST_ITERATIONS,
     )
     return found
 
 
 def step_of(entry: BestEntry) -> StepRequest:
     """The plan's own measurement: few steps, one of them traced."""
+    least = least_steps(entry.workload.tokens_per_step / (entry.tokens_per_s_per_gpu * entry.cluster.devices))
     return StepRequest(
         model=entry.model,
         workload=entry.workload,
         plan=entry.plan,
         warmup_steps=WARMUP_STEPS,
-        min_steps=LEAST_STEPS,
-        max_steps=MOST_STEPS,
+        min_steps=least,
+        max_steps=least + MORE_STEPS,
     )
+
+
+def least_steps(step_s: float) -> int:
+    """How many steps of that duration are timed in one measurement at least."""
+    return max(LEAST_STEPS, min(MOST_SHORT_STEPS, ceil(STEPS_S / step_s)))
 
 
 def order_of(entry: BestEntry) -> Sequence[tuple[CheckRole, ProbeRequest]]:
@@ -108,6 +122,9 @@ def next_request(entry: BestEntry, done: Sequence[CheckMeasurement], *, again: b
     role, request = order[len(good) % len(order)]
     if good and len(good) % len(order) == 0 and not again:
         return None
+    last = next((item.speed for item in reversed(good) if item.role is role), None)
+    if last is not None:
+        request = _long_enough(request, last)
     return Wanted(number=len(done), window=window, role=role, request=request)
 
 
@@ -192,8 +209,21 @@ def _all_reduce(entry: BestEntry, size: int, stride: int) -> CollectiveRequest:
         group_size=size,
         stride=stride,
         sizes_bytes=(bytes_ - bytes_ % (4 * size),),
-        iterations=COLLECTIVE_ITERATIONS,
+        iterations=LEAST_ITERATIONS,
     )
+
+
+def _long_enough(request: ProbeRequest, speed: float) -> ProbeRequest:
+    """A control with as many iterations as fill CONTROL_S, when one went at that speed."""
+    match request:
+        case CollectiveRequest(group_size=size, sizes_bytes=(bytes_, *_)):
+            once_s = 2 * (size - 1) / size * bytes_ / speed  # of an all-reduce: the definition of its bus bandwidth
+        case LayerRequest():
+            once_s = 1.0 / speed
+        case _:
+            return request
+    count = max(LEAST_ITERATIONS, min(MOST_ITERATIONS, ceil(CONTROL_S / once_s)))
+    return request.model_copy(update={"iterations": count})
 
 
 def _figures(outcome: ProbeOutcome) -> tuple[float | None, StepTrace | None, int | None]:

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from datetime import datetime
 
 from autotune.specs.regression import CheckCandidate
-from autotune.tuning.regression.protocol import MOST_STEPS, ORDER, WARMUP_STEPS
+from autotune.tuning.regression.protocol import MORE_STEPS, ORDER, WARMUP_STEPS, least_steps
 from autotune.tuning.regression.verdict import BASELINE_WINDOWS
 
 NEVER_CHECKED_DAYS = 60.0
@@ -92,7 +92,8 @@ def expected_gpu_s(candidate: CheckCandidate) -> float:
     if candidate.check_gpu_s:
         return candidate.check_gpu_s
     steps, rounds = ORDER.count("S"), ORDER.count("C")
-    step_s = steps * (PROBE_S + (WARMUP_STEPS + MOST_STEPS + 1) * candidate.step_s)
+    timed = WARMUP_STEPS + least_steps(candidate.step_s) + MORE_STEPS + 1
+    step_s = steps * (PROBE_S + timed * candidate.step_s)
     windows = BASELINE_WINDOWS if candidate.checked_at is None else USUAL_WINDOWS
     return candidate.devices * (START_S + windows * (step_s + rounds * CONTROLS * PROBE_S))
 

@@ -7,7 +7,8 @@ noise model (tuning.regression.windows), the interval is d ± t sqrt(v). Windows
 - worse or better: at least two windows, the interval leaves out zero, and the change is at least LEAST_EFFECT;
 - cannot tell: MOST_WINDOWS windows were not enough at this noise.
 
-Each look may err: the error of an alarm is shared among the looks at which one can be raised.
+Each look may err: half of the error of an alarm is shared among the looks at which one can be raised, half is the last
+one's, which knows most.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from scipy.special import stdtrit
 from autotune.specs.regression import VerdictKind
 from autotune.tuning.regression.windows import Noise, Window, level
 
-FALSE_ALARM = 0.003
+FALSE_ALARM = 0.004
 """Probability that a check of an unchanged plan ends in `better` or `worse`, all looks together."""
 
 MISSED = 0.02
@@ -34,7 +35,7 @@ LEAST_EFFECT = 0.01
 DETECTABLE = 0.05
 """The loss that a check is made to find."""
 
-REPEATS, MOST_WINDOWS = 5, 6
+REPEATS, MOST_WINDOWS = 5, 12
 """Measurements of the plan in one window; windows of one check at most."""
 
 BASELINE_WINDOWS = 4
@@ -61,7 +62,7 @@ def judge(baseline: Sequence[Window], now: Sequence[Window], noise: Noise) -> Ve
     """
     change = level(now) - level(baseline)
     spread = float(np.sqrt(noise.variance(baseline) + noise.variance(now)))
-    half = quantile(1.0 - FALSE_ALARM / (2.0 * (MOST_WINDOWS - 1)), noise) * spread
+    half = quantile(1.0 - _error_of_look(len(now)) / 2.0, noise) * spread
     kind = VerdictKind.CANNOT_TELL
     if len(now) > 1 and abs(change) > half and abs(np.expm1(change)) >= LEAST_EFFECT:
         kind = VerdictKind.WORSE if change < 0 else VerdictKind.BETTER
@@ -73,6 +74,12 @@ def judge(baseline: Sequence[Window], now: Sequence[Window], noise: Noise) -> Ve
         interval=(float(np.expm1(change - half)), float(np.expm1(change + half))),
         again=kind is VerdictKind.CANNOT_TELL and len(now) < MOST_WINDOWS,
     )
+
+
+def _error_of_look(windows: int) -> float:
+    """The probability that this look raises an alarm about an unchanged plan."""
+    share = 0.5 / (MOST_WINDOWS - 1)
+    return FALSE_ALARM * (share if windows < MOST_WINDOWS else share + 0.5)
 
 
 def _nothing_speaks_for_change(change: float, spread: float, noise: Noise) -> bool:

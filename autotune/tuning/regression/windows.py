@@ -21,6 +21,10 @@ PRIOR_COUNT = 6.0
 KNOWN = 14.0
 """Degrees of freedom that the prior of visits is worth where nothing speaks against it; the less, the noisier it is."""
 
+MEDIAN_TO_MEAN = 1.2
+"""Standard deviation of the median of five normal values, by that of their mean. What a neighbour does to two of five
+repeats does not move the median at all."""
+
 MAD_TO_SD = 1.4826
 """Median absolute deviation to standard deviation, for normal noise."""
 
@@ -34,9 +38,8 @@ class Window:
 
     @property
     def centre(self) -> float:
-        """Its middle: the mean, from five repeats on without the highest and the lowest."""
-        values = np.sort(np.asarray(self.logs, dtype=np.float64))
-        return float(np.mean(values[1:-1] if len(values) >= 5 else values))
+        """Its middle: the median."""
+        return float(np.median(self.logs))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,8 +59,8 @@ class Noise:
         total = len(windows)
         sizes = [len(group) for group in _visits(windows)]
         shared = sum((size / total) ** 2 for size in sizes)
-        repeats = float(np.mean([1.0 / len(window.logs) for window in windows]))
-        return self.visits**2 * shared + (self.between**2 + self.within**2 * repeats) / total
+        own = (MEDIAN_TO_MEAN * self.within) ** 2 * float(np.mean([1.0 / len(window.logs) for window in windows]))
+        return self.visits**2 * shared + (self.between**2 + own) / total
 
 
 def level(windows: Sequence[Window]) -> float:
@@ -84,7 +87,7 @@ def noise_of(series: Iterable[Sequence[Window]]) -> Noise:
         visits += _steps([level(group) for group in groups])
     inside = _pooled(within, PRIOR_WITHIN)
     # Steps from window to window hold the noise inside windows as well, those from visit to visit both.
-    own = inside / float(np.sqrt(np.median(repeats)))
+    own = MEDIAN_TO_MEAN * inside / float(np.sqrt(np.median(repeats)))
     # Where repeats are noisy, windows are, and where those are, nights are: until enough of them have shown otherwise.
     prior_between = max(PRIOR_BETWEEN, inside / 2.0)
     beside = _pooled(between, float(np.hypot(prior_between, own)))
