@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from datetime import datetime, timedelta
 
-from sqlalchemy import func, or_, select
+from sqlalchemy import func, or_, select, tuple_
 from sqlalchemy.orm import Session
 
 from autotune.errors import StoreConflictError, UnknownNameError
@@ -41,10 +41,7 @@ class JobStore(SessionStore):
     def job(self, job_id: str) -> Job:
         """The job of that id. Raises UnknownNameError."""
         with self.reading() as session:
-            row = session.get(JobRow, job_id)
-            if row is None:
-                raise UnknownNameError("job", job_id, ())
-            return fleet_rows.job_of(row)
+            return fleet_rows.job_of(_row(session, job_id))
 
     def jobs(
         self,
@@ -52,9 +49,10 @@ class JobStore(SessionStore):
         pool: str | None = None,
         tuning_id: str | None = None,
         states: Collection[JobState] | None = None,
+        after: str | None = None,
         limit: int = 1000,
     ) -> Sequence[Job]:
-        """Jobs, oldest first."""
+        """Jobs, oldest first, those that come after the job `after`. Raises UnknownNameError for that one."""
         query = select(JobRow)
         if pool is not None:
             query = query.where(JobRow.pool == pool)
@@ -63,6 +61,9 @@ class JobStore(SessionStore):
         if states is not None:
             query = query.where(JobRow.state.in_([state.value for state in states]))
         with self.reading() as session:
+            if after is not None:
+                last = _row(session, after)
+                query = query.where(tuple_(JobRow.created_at, JobRow.id) > tuple_(last.created_at, last.id))
             rows = session.scalars(query.order_by(JobRow.created_at, JobRow.id).limit(limit))
             return [fleet_rows.job_of(row) for row in rows]
 
@@ -145,6 +146,13 @@ def add_job(session: Session, job: Job) -> None:
     """Stores a job, QUEUED. Raises StoreConflictError."""
     session.add(fleet_rows.job_row(job))
     flush_new(session, f"job {job.id!r} exists already, or its tuning or trial does not")
+
+
+def _row(session: Session, job_id: str) -> JobRow:
+    row = session.get(JobRow, job_id)
+    if row is None:
+        raise UnknownNameError("job", job_id, ())
+    return row
 
 
 def trial_runs(session: Session, trial_id: str) -> bool:

@@ -48,7 +48,7 @@ class Gate:
     Args:
         store: has the keys.
         open_locally: the API is bound to loopback, and needs no key as long as there is none.
-        rate: requests of one principal, as `limits` writes it: "3000/minute".
+        rate: requests of one principal, or of one address without a key, as `limits` writes it: "3000/minute".
     """
 
     def __init__(self, store: FleetStore, *, open_locally: bool, rate: str) -> None:
@@ -62,7 +62,7 @@ class Gate:
         try:
             principal = await self._principal(request)
         except HTTPException:
-            self._count(f"address {request.client.host if request.client else 'none'}")
+            self._count(f"unknown at {_address(request)}")
             raise
         self._count(f"principal {principal.name}")
         if not principal.role.includes(role):
@@ -70,6 +70,10 @@ class Gate:
                 403, f"this needs the role {role.value}, and {principal.name} has {principal.role.value}"
             )
         return principal
+
+    def admit_anybody(self, request: Request) -> None:
+        """Counts a request that needs no key by its address, apart from those whose key was refused. Raises 429."""
+        self._count(f"anybody at {_address(request)}")
 
     def forget(self) -> None:
         """Asks the database again for every key: one was made or revoked here."""
@@ -129,6 +133,10 @@ def is_loopback(host: str) -> bool:
         return ip_address(host.strip("[]")).is_loopback
     except ValueError:
         return host.lower() == "localhost"
+
+
+def _address(request: Request) -> str:
+    return request.client.host if request.client else "none"
 
 
 def _is_direct(request: Request) -> bool:

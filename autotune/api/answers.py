@@ -12,6 +12,7 @@ from typing import Any, Literal
 
 from starlette.responses import JSONResponse
 
+from autotune.api.explanations import Explanation
 from autotune.specs import (
     ApiKey,
     ClusterSpec,
@@ -145,7 +146,7 @@ class TuningAnswer(Spec):
     stop_reason: str
     sampler: SamplerName
     best: BestPlan | None
-    explanation: dict[str, Any] | None
+    explanation: Explanation | None
     trials: list[TrialRow]
     gpu_s_spent: float
     request: Tuning
@@ -171,9 +172,10 @@ class Launch(Spec):
 
 
 class BestAnswer(Spec):
-    """The best measured plan, where and when it was measured, and the runner-up."""
+    """The best measured plan, where and when it was measured, and the runner-up; so far, while its tuning runs."""
 
     tuning: str
+    state: TuningState
     model: str
     cluster: str
     workload: Workload
@@ -182,49 +184,6 @@ class BestAnswer(Spec):
     fingerprint_key: str
     fingerprint: Fingerprint | None
     runner_up: RunnerUp | None
-    launch: Launch | None
-
-
-class KnownPage(Spec):
-    """Best-known entries, newest first."""
-
-    entries: list[dict[str, Any]]
-    next: str | None
-
-
-class CarriedPlan(Spec):
-    """An estimate for what was asked from what was measured elsewhere, with its interval of 90 %."""
-
-    plan: Plan
-    tokens_per_s_per_gpu: float
-    interval: list[float]
-    interval_probability: float
-    p_fits: float
-    estimate: Estimate | None
-    trial_gpu_s: float
-    source: Literal["estimate"]
-
-
-class KnownAnswer(Spec):
-    """What is known for a model, a cluster and a workload.
-
-    `known` is the entry for exactly that, `stale` what of the environment changed since, `others` further entries.
-    Where there is none: `nearest` others, the estimate `carried` over from them, and what would `settle` it. `tuning`
-    is the tuning with the fastest trial of exactly that, which may still run.
-    """
-
-    model: str
-    cluster: str
-    devices: int
-    workload: Workload
-    known: dict[str, Any] | None
-    stale: list[dict[str, str]]
-    others: list[dict[str, Any]]
-    nearest: list[dict[str, Any]]
-    carried: CarriedPlan | None
-    carried_why_not: str | None
-    settle: dict[str, Any] | None
-    tuning: BestAnswer | None
     launch: Launch | None
 
 
@@ -300,6 +259,12 @@ class NodeChanged(Spec):
     reason: str
 
 
+class NodeForgotten(Spec):
+    """The node that is not in the list any more."""
+
+    node: str
+
+
 class MeasurementPage(Spec):
     """Rows of one kind of measurement with their provenance, by id."""
 
@@ -307,10 +272,11 @@ class MeasurementPage(Spec):
     next: str | None
 
 
-class JobList(Spec):
+class JobPage(Spec):
     """Jobs, oldest first."""
 
     jobs: list[Job]
+    next: str | None
 
 
 class KeyPage(Spec):

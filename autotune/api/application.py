@@ -16,6 +16,7 @@ from autotune.api import best, catalog, fleet, health, keys, plans, tunings
 from autotune.api.access import Gate
 from autotune.api.cache import Cache, Recent
 from autotune.api.edge import Edge
+from autotune.api.health import Pulse
 from autotune.api.metrics import Metrics
 from autotune.api.openapi import document
 from autotune.api.parts import Parts, Streams
@@ -85,7 +86,7 @@ def create_app(
         answers=Cache(ANSWERS_KEPT),
         recent=Recent(ANSWERS_KEPT, TRUST_S),
         streams=Streams(),
-        broker_answers=broker_answers,
+        pulse=Pulse(store, broker_answers),
     )
     add_handlers(app)
     app.add_middleware(Edge, metrics=metrics)

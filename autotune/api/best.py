@@ -8,7 +8,8 @@ from typing import Annotated, Any
 
 from fastapi import APIRouter, Query, Request
 
-from autotune.api.answers import BestAnswer, Json, KnownAnswer, KnownPage
+from autotune.api.answers import BestAnswer, Json
+from autotune.api.known_answers import KnownAnswer, KnownPage
 from autotune.api.openapi import answer, either, problems
 from autotune.api.pages import DEFAULT_LIMIT, AfterNumber, Limit, page
 from autotune.api.parts import Parts, parts_of

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import AsyncIterator, Sequence
 from typing import Annotated
 
@@ -22,42 +23,53 @@ BATCH = 200
 MOST_STREAMS = 200
 """Each asks the database twice a second: more of them would crowd out the requests."""
 
+MOST_OF_ONE = 40
+"""Of one principal, so that he does not take the places of all others."""
+
+LONGEST_S = 600.0
+"""Then a stream ends, and a client that comes again shows its key again: it may have been revoked meanwhile."""
+
+RETRY = {"Retry-After": "5"}
 LastEventId = Annotated[
     int | None, Header(ge=0, le=2**53, description="The id of the last event that came: go on after it.")
 ]
 
 
-async def event_stream(parts: Parts, tuning_id: str, *, after: int) -> Response:
+async def event_stream(parts: Parts, principal: str, tuning_id: str, *, after: int) -> Response:
     """The stream of events after `after`; 204, which tells a browser to stay away, where none will come any more.
 
     Raises:
         UnknownNameError: no such tuning.
-        HTTPException: 503, too many streams are open.
+        HTTPException: 429, too many streams of this principal are open; 503, of all.
     """
     tuning = await run_in_threadpool(parts.store.tuning, tuning_id)
     found, ended = await run_in_threadpool(_poll, parts.store, tuning.id, after)
     if ended and not found:
         return Response(status_code=204)
-    if parts.streams.open >= MOST_STREAMS:
-        raise HTTPException(503, f"{MOST_STREAMS} streams are open already", {"Retry-After": "5"})
-    events = _events(parts.store, tuning.id, after, parts.streams)
+    _require_place(parts.streams, principal)
+    events = _events(parts, principal, tuning.id, after)
     return EventSourceResponse(events, ping=KEEP_ALIVE_S, ping_message_factory=_keep_alive)
 
 
-async def _events(store: FleetStore, tuning_id: str, after: int, streams: Streams) -> AsyncIterator[ServerSentEvent]:
-    streams.open += 1
-    try:
+def _require_place(streams: Streams, principal: str) -> None:
+    if streams.open(principal) >= MOST_OF_ONE:
+        raise HTTPException(429, f"{MOST_OF_ONE} streams of {principal} are open already", RETRY)
+    if streams.open() >= MOST_STREAMS:
+        raise HTTPException(503, f"{MOST_STREAMS} streams are open already", RETRY)
+
+
+async def _events(parts: Parts, principal: str, tuning_id: str, after: int) -> AsyncIterator[ServerSentEvent]:
+    over_at = time.monotonic() + LONGEST_S
+    with parts.streams.one_more(principal):
         while True:
-            found, ended = await run_in_threadpool(_poll, store, tuning_id, after)
+            found, ended = await run_in_threadpool(_poll, parts.store, tuning_id, after)
             for event in found:
                 after = event.id
                 yield ServerSentEvent(data=event.to_json(), event=event.kind.value, id=str(event.id))
-            if ended:
+            if ended or time.monotonic() >= over_at:
                 return
             if len(found) < BATCH:
                 await anyio.sleep(POLL_S)
-    finally:
-        streams.open -= 1
 
 
 def _poll(store: FleetStore, tuning_id: str, after: int) -> tuple[Sequence[TuningEvent], bool]:

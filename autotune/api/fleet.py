@@ -9,14 +9,14 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from fastapi import APIRouter, Body, Query, Request
 
-from autotune.api.answers import JobList, Json, MeasurementPage, NodeAnswer, NodeChanged, NodePage
+from autotune.api.answers import JobPage, Json, MeasurementPage, NodeAnswer, NodeChanged, NodeForgotten, NodePage
 from autotune.api.examples import QUARANTINES
 from autotune.api.openapi import answer, problems
 from autotune.api.pages import DEFAULT_LIMIT, After, AfterNumber, Limit, after_name, page
 from autotune.api.parts import parts_of, principal_of
 from autotune.api.requests import PathName, QuarantineBody
 from autotune.api.roles import GuardedRoute
-from autotune.specs import JobState, Node
+from autotune.specs import Job, JobState, Node
 
 if TYPE_CHECKING:
     from autotune.tuning.fleet.service import NodeStatus
@@ -53,6 +53,13 @@ def show_node(request: Request, name: PathName) -> Json:
     return Json({"node": _node(status, parts.store.now()), "incidents": incidents})
 
 
+@router.delete("/nodes/{name}", responses=answer(200, NodeForgotten) | problems(404, 409))
+def forget_node(request: Request, name: PathName) -> Json:
+    """Take a dead node out of the list. Refused while it lives or a job holds it; what it measured stays."""
+    parts_of(request).service.forget(name)
+    return Json({"node": name})
+
+
 @router.post("/nodes/{name}/quarantine", responses=answer(200, NodeChanged) | problems(404))
 def quarantine_node(
     request: Request, name: PathName, body: Annotated[QuarantineBody, Body(openapi_examples=QUARANTINES)]
@@ -68,7 +75,7 @@ def release_node(request: Request, name: PathName) -> Json:
     return _changed(parts_of(request).service.release(name))
 
 
-@router.get("/jobs", responses=answer(200, JobList) | problems(404))
+@router.get("/jobs", responses=answer(200, JobPage))
 def list_jobs(
     request: Request,
     pool: Pool = None,
@@ -79,13 +86,14 @@ def list_jobs(
         list[JobState] | None, Query(max_length=4, description="Default: all that have not ended.")
     ] = None,
     limit: Limit = DEFAULT_LIMIT,
+    after: After = None,
 ) -> Json:
     """List jobs, oldest first: which nodes they hold, how far they are, how they ended."""
     store = parts_of(request).store
     tuning_id = None if tuning is None else store.tuning(tuning).id
     states = state or [each for each in JobState if each is not JobState.ENDED]
-    found = store.jobs(pool=pool, tuning_id=tuning_id, states=states, limit=limit)
-    return Json({"jobs": [job.to_data() for job in found]})
+    found = store.jobs(pool=pool, tuning_id=tuning_id, states=states, after=after, limit=limit + 1)
+    return page(request, "jobs", found, limit, cursor=lambda job: job.id, data=Job.to_data)
 
 
 @router.get("/measurements", responses=answer(200, MeasurementPage))

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, cast
 
@@ -11,21 +13,37 @@ from fastapi import Request
 if TYPE_CHECKING:
     from autotune.api.access import Gate, Principal
     from autotune.api.cache import Cache, Recent
+    from autotune.api.health import Pulse
     from autotune.api.metrics import Metrics
     from autotune.tuning.fleet.service import FleetService
     from autotune.tuning.fleet_ports import FleetStore
 
 
-@dataclass(slots=True)
 class Streams:
-    """How many streams of events are open. Only the event loop's thread changes it."""
+    """How many streams of events each principal has open. Only the event loop's thread changes it."""
 
-    open: int = 0
+    def __init__(self) -> None:
+        self._open: Counter[str] = Counter()
+
+    def open(self, principal: str | None = None) -> int:
+        """The streams of a principal, or of all."""
+        return self._open.total() if principal is None else self._open[principal]
+
+    @contextmanager
+    def one_more(self, principal: str) -> Iterator[None]:
+        """Counts a stream while it is sent."""
+        self._open[principal] += 1
+        try:
+            yield
+        finally:
+            self._open[principal] -= 1
+            if not self._open[principal]:
+                del self._open[principal]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Parts:
-    """Made once by the app. `broker_answers` asks the broker whether it is there."""
+    """Made once by the app."""
 
     store: FleetStore
     service: FleetService
@@ -34,7 +52,7 @@ class Parts:
     answers: Cache
     recent: Recent
     streams: Streams
-    broker_answers: Callable[[], bool]
+    pulse: Pulse
 
 
 def parts_of(request: Request) -> Parts:

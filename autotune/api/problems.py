@@ -42,6 +42,7 @@ TITLES = {
     405: "Method Not Allowed",
     409: "Conflict",
     413: "Content Too Large",
+    415: "Unsupported Media Type",
     422: "Unprocessable Content",
     429: "Too Many Requests",
     500: "Internal Server Error",
@@ -57,6 +58,7 @@ KINDS = {
     405: "method-not-allowed",
     409: "conflict",
     413: "content-too-large",
+    415: "unsupported-media-type",
     429: "too-many-requests",
     503: "unavailable",
 }

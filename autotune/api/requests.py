@@ -7,6 +7,7 @@ from typing import Annotated, Any, Self, TypeVar
 
 from fastapi import Path, Query
 from pydantic import BeforeValidator, Field, model_validator
+from starlette.exceptions import HTTPException
 
 from autotune.api.parts import Parts
 from autotune.catalog import models as presets
@@ -33,6 +34,8 @@ from autotune.tuning.keys import MOST_DAYS
 DEFAULT_MAX_TRIALS = 24
 MOST_CHOICES = 1000
 _TEXT = r"^[^\x00-\x1f\x7f]+$"
+_SEEN = r"^[^\x00-\x1f\x7f]*[^\s\x00-\x1f\x7f][^\x00-\x1f\x7f]*$"
+"""Text that is not only spaces."""
 
 ModelName = Annotated[str, Query(min_length=1, max_length=200, pattern=_TEXT, description="A preset or stored model.")]
 ClusterName = Annotated[
@@ -91,7 +94,7 @@ class QuarantineRequest(Spec):
 class KeyRequest(Spec):
     """A key to make: for whom, what it may do, and for how long."""
 
-    name: Name
+    name: Annotated[str, Field(min_length=1, max_length=200, pattern=_SEEN)]
     role: Role
     expires_days: Annotated[int, Field(ge=1, le=MOST_DAYS)] | None = None
 
@@ -104,7 +107,7 @@ def _through_json(spec: type[S]) -> Callable[[Any], S]:
 
     def validate(data: Any) -> S:
         if isinstance(data, bytes):
-            raise InputError("body", "another type of content", "JSON, sent with Content-Type: application/json")
+            raise HTTPException(415, "send JSON with Content-Type: application/json", {"Accept": "application/json"})
         try:
             return spec.from_data(data, "body")
         except RecursionError:

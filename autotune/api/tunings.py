@@ -8,6 +8,8 @@ from fastapi import APIRouter, Body, Header, Query, Request
 from starlette.exceptions import HTTPException
 from starlette.responses import Response
 
+from autotune.api.access import LOCAL
+from autotune.api.answer_examples import EVENTS
 from autotune.api.answers import Json, Submitted, TrialPage, TuningAnswer, TuningPage, TuningRow
 from autotune.api.events import LastEventId, event_stream
 from autotune.api.examples import TUNING_REQUESTS
@@ -23,6 +25,7 @@ from autotune.tuning.report import history_data, trial_data, tuning_data
 
 router = APIRouter(route_class=GuardedRoute, tags=["tunings"])
 
+LOCATION = {"Location": "The tuning's path."}
 IdempotencyKey = Annotated[
     str | None,
     Header(
@@ -35,7 +38,9 @@ IdempotencyKey = Annotated[
 
 
 @router.post(
-    "/tunings", status_code=201, responses=answer(201, Submitted) | answer(200, Submitted) | problems(409, 503)
+    "/tunings",
+    status_code=201,
+    responses=answer(201, Submitted, LOCATION) | answer(200, Submitted, LOCATION) | problems(409),
 )
 def submit(
     request: Request,
@@ -105,15 +110,17 @@ def cancel_tuning(
     """Take back a request for a tuning.
 
     It is cancelled once everybody who asked for it has taken that back, or with `force`; its nodes are free within
-    seconds. An answer in another state than cancelled says that somebody else still wants it.
+    seconds. An answer in another state than cancelled says that somebody else still wants it. An admin takes back, too,
+    what was asked for before there was any key. An error 409 says who wants it where only others do.
     """
     parts, principal = parts_of(request), principal_of(request)
-    if force and not principal.role.includes(Role.ADMIN):
+    is_admin = principal.role.includes(Role.ADMIN)
+    if force and not is_admin:
         raise HTTPException(403, f"force needs the role admin, and {principal.name} has {principal.role.value}")
     tuning = parts.store.tuning(tuning_id)
     if tuning.state.ended and tuning.state is not TuningState.CANCELLED:
         raise HTTPException(409, f"it has ended already ({tuning.state.value})")
-    tuning = parts.service.cancel(tuning.id, principal.name, force=force)
+    tuning = parts.service.cancel(tuning.id, principal.name, also=LOCAL if is_admin else None, force=force)
     return Json(_submitted(tuning, created=False))
 
 
@@ -131,8 +138,9 @@ def list_trials(request: Request, tuning_id: PathId, limit: Limit = DEFAULT_LIMI
     response_class=Response,
     responses={
         200: {
-            "description": "Server-sent events, until the tuning has ended. `data` is a TuningEvent.",
-            "content": {"text/event-stream": {"schema": {"type": "string"}}},
+            "description": "Server-sent events, until the tuning has ended or ten minutes are over. "
+            "`data` is a TuningEvent.",
+            "content": {"text/event-stream": {"schema": {"type": "string"}, "example": EVENTS}},
         },
         204: {"description": "The tuning has ended, and everything was sent before: do not reconnect."},
         **problems(404),
@@ -143,7 +151,8 @@ async def stream_events(request: Request, tuning_id: PathId, last_event_id: Last
 
     With `Last-Event-ID` the stream goes on after that event: nothing is missed, nothing comes twice.
     """
-    return await event_stream(parts_of(request), tuning_id, after=last_event_id or 0)
+    principal = principal_of(request).name
+    return await event_stream(parts_of(request), principal, tuning_id, after=last_event_id or 0)
 
 
 def version_of(tuning: Tuning) -> tuple[object, ...]:

@@ -39,6 +39,8 @@ def create_key(store: FleetStore, name: str, role: str, expires_days: int | None
         InputError: a name, role or lifetime that cannot be used.
         StoreConflictError: an unrevoked key of that name exists.
     """
+    if not name.strip():
+        raise InputError("name", name, "at least one character that can be seen")
     if role not in list(Role):
         raise InputError("role", role, "one of " + ", ".join(Role))
     if expires_days is not None and not 1 <= expires_days <= MOST_DAYS:

@@ -73,6 +73,10 @@ def test_jobs_come_oldest_first_by_pool_tuning_and_state(store: SqlStore) -> Non
     granted(store, job("running", created_at=MOMENT - timedelta(hours=1)))
     assert [each.id for each in store.jobs()] == ["running", "ours", "elsewhere", "late"]
     assert [each.id for each in store.jobs(limit=2)] == ["running", "ours"]
+    assert [each.id for each in store.jobs(limit=2, after="ours")] == ["elsewhere", "late"]
+    assert [each.id for each in store.jobs(states=[JobState.QUEUED], after="ours")] == ["elsewhere", "late"]
+    with pytest.raises(UnknownNameError, match="no-such-job"):
+        store.jobs(after="no-such-job")
     assert [each.id for each in store.jobs(pool=POOL, states=[JobState.QUEUED])] == ["ours", "late"]
     assert [each.id for each in store.jobs(states=[JobState.GRANTED, JobState.ENDED])] == ["running"]
     assert [each.id for each in store.jobs(tuning_id="tuning-1")] == ["ours"]

@@ -69,8 +69,10 @@ def test_an_idempotency_key_of_a_shared_tuning_leads_to_it(store: SqlStore) -> N
 def test_the_last_one_who_withdraws_may_cancel(store: SqlStore) -> None:
     submit(store, fleet_tuning("first"))
     submit(store, fleet_tuning("second", "bob"))
+    assert store.askers("first") == ["ada", "bob"]
     assert not store.withdraw("first", "ada")
     assert not store.withdraw("first", "stranger")
+    assert store.askers("first") == ["bob"]
     assert store.withdraw("first", "bob")
     # Nobody can join what is about to be cancelled; a cancel that was cut short can be asked for again.
     assert submit(store, fleet_tuning("third")) == ("third", True)

@@ -132,6 +132,23 @@ def test_guessing_keys_is_limited_too(start_api: StartApi) -> None:
     assert api.request("GET", "/tunings", Role.READ).status_code == 200
 
 
+def test_what_needs_no_key_has_a_rate_by_address(start_api: StartApi) -> None:
+    api = start_api(rate="2/hour")
+    for path in ("/healthz", "/openapi.json"):
+        assert api.request("GET", path, None).status_code == 200
+    refused = api.request("GET", "/healthz", None)
+    assert_problem(refused, 429, "too-many-requests", "2 per 1 hour")
+    assert int(refused.headers["retry-after"]) > 0
+    assert api.request("GET", "/tunings", Role.READ).status_code == 200
+
+
+def test_a_name_that_nobody_can_see_gets_no_key(api: Api) -> None:
+    for name in (" ", "\u2003 \u00a0", ""):
+        refused = api.request("POST", "/keys", json={"name": name, "role": "read"})
+        assert_problem(refused, 422, "input", "name")
+    assert api.request("POST", "/keys", json={"name": " a ", "role": "read"}).status_code == 201
+
+
 def test_every_answer_carries_the_headers_that_browsers_obey(api: Api) -> None:
     for answer in (
         api.request("GET", "/tunings"),

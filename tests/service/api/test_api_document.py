@@ -10,10 +10,13 @@ from typing import Any
 
 import pytest
 from api_server import TINY, Api, StartApi
+from jsonschema_rs import Draft202012Validator
 
-from autotune.api import answers
+from autotune.api import answers, known_answers
+from autotune.api.answer_examples import ANSWERS
 from autotune.api.application import create_app
-from autotune.api.examples import ANSWERS, CLUSTERS, KEYS, MODELS, PROBLEMS, QUARANTINES, TUNING_REQUESTS
+from autotune.api.examples import CLUSTERS, KEYS, MODELS, PROBLEMS, QUARANTINES, TUNING_REQUESTS
+from autotune.api.links import LINKS
 from autotune.api.requests import KeyRequest, QuarantineRequest, TuningRequest
 from autotune.api.roles import ROLES
 from autotune.specs import ClusterSpec, ModelSpec, Role
@@ -43,7 +46,7 @@ def test_every_route_is_described(document: dict[str, Any]) -> None:
 def test_every_error_is_a_problem_with_an_example(document: dict[str, Any]) -> None:
     for route, operation in operations(document):
         errors = {status: answer for status, answer in operation["responses"].items() if int(status) >= 400}
-        expected = {"500", "503"} | ({"401", "403", "429"} if operation.get("security") else set())
+        expected = {"429", "500", "503"} | ({"401", "403"} if operation.get("security") else set())
         assert expected <= set(errors), route
         for status, answer in errors.items():
             (media_type,) = answer["content"]
@@ -62,21 +65,61 @@ def test_every_parameter_and_body_is_described(document: dict[str, Any]) -> None
             assert body.get("examples"), route
 
 
-def test_the_examples_are_what_they_say() -> None:
+def examples(content: dict[str, Any]) -> list[Any]:
+    """The examples of one media type."""
+    return [content["example"]] if "example" in content else [each["value"] for each in content["examples"].values()]
+
+
+def test_every_body_and_every_answer_has_an_example_that_its_schema_allows(document: dict[str, Any]) -> None:
+    for route, operation in operations(document):
+        assert set(operation["responses"]) & {"200", "201"}, route
+        for described in (operation.get("requestBody", {}), *operation["responses"].values()):
+            for content in described.get("content", {}).values():
+                schema = Draft202012Validator({**content["schema"], "components": document["components"]})
+                for example in examples(content):
+                    schema.validate(example)
+
+
+def test_the_examples_are_what_our_records_take() -> None:
     for name, example in ANSWERS.items():
-        shape = getattr(answers, name)
+        shape = getattr(answers, name, None) or getattr(known_answers, name)
         shape.from_data(example, name)
     for example in PROBLEMS.values():
         answers.Problem.from_data(example)
-    for shape, examples in (
+    for shape, named in (
         (TuningRequest, TUNING_REQUESTS),
         (ModelSpec, MODELS),
         (ClusterSpec, CLUSTERS),
         (KeyRequest, KEYS),
         (QuarantineRequest, QUARANTINES),
     ):
-        for example in examples.values():
+        for example in named.values():
             shape.from_data(example["value"])
+
+
+def test_links_lead_to_operations_that_take_what_they_give(document: dict[str, Any]) -> None:
+    parameters = {
+        operation["operationId"]: {each["name"] for each in operation.get("parameters", ())}
+        for _, operation in operations(document)
+    }
+    found = 0
+    for route, operation in operations(document):
+        for status in {"200", "201"} & set(operation["responses"]):
+            good = operation["responses"][status]
+            for name, link in good.get("links", {}).items():
+                (parameter,) = link["parameters"]
+                assert parameter in parameters[link["operationId"]], (route, name)
+                value = example_at(good["content"]["application/json"]["example"], link["parameters"][parameter])
+                assert isinstance(value, str), (route, name)
+                found += 1
+    assert found > len(LINKS)
+
+
+def example_at(example: Any, expression: str) -> Any:
+    """What a runtime expression of a link finds in an example."""
+    for part in expression.removeprefix("$response.body#/").split("/"):
+        example = example[int(part)] if isinstance(example, list) else example[part]
+    return example
 
 
 def test_the_document_is_served_to_everybody(api: Api, document: dict[str, Any]) -> None:

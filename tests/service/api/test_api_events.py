@@ -17,8 +17,8 @@ from autotune.specs import Plan, Role, TuningEvent, TuningState
 
 
 @contextmanager
-def lines_of(api: Api, path: str, last: int | None = None) -> Iterator[Iterator[str]]:
-    headers = api.headers(Role.READ) | ({} if last is None else {"Last-Event-ID": str(last)})
+def lines_of(api: Api, path: str, last: int | None = None, role: Role = Role.READ) -> Iterator[Iterator[str]]:
+    headers = api.headers(role) | ({} if last is None else {"Last-Event-ID": str(last)})
     with (
         httpx.Client(base_url=api.url, timeout=TIMEOUT_S, verify=False) as client,
         client.stream("GET", path, headers=headers) as answer,
@@ -111,6 +111,32 @@ def test_too_many_streams_are_refused(api: Api, monkeypatch: pytest.MonkeyPatch)
         refused = api.request("GET", f"{path}/events")
         assert_problem(refused, 503, "unavailable", "streams")
         assert refused.headers["retry-after"]
+
+
+def test_nobody_takes_the_streams_of_all_others(api: Api, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(stream, "MOST_OF_ONE", 1)
+    path = api.request("POST", "/tunings", json=TINY).headers["location"]
+    with lines_of(api, f"{path}/events") as lines:
+        assert events_in(lines, 1)
+        refused = api.request("GET", f"{path}/events", Role.READ)
+        assert_problem(refused, 429, "too-many-requests", "streams of read")
+        assert refused.headers["retry-after"]
+        with lines_of(api, f"{path}/events", role=Role.SUBMIT) as others:
+            assert events_in(others, 1)
+
+
+def test_a_stream_ends_after_a_while_and_goes_on_when_asked_again(api: Api, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(stream, "LONGEST_S", 0.0)
+    monkeypatch.setattr(stream, "POLL_S", 0.0)
+    path = api.request("POST", "/tunings", json=TINY).headers["location"]
+    with lines_of(api, f"{path}/events") as lines:
+        first = events_in(lines)  # to the end of the stream; the tuning has not ended
+    assert [event.data["state"] for event in first] == ["queued"]
+    with lines_of(api, f"{path}/events", last=first[-1].id) as lines:
+        assert events_in(lines) == []
+    api.request("DELETE", path)
+    with lines_of(api, f"{path}/events", last=first[-1].id) as lines:
+        assert [event.data["state"] for event in events_in(lines)] == ["cancelled"]
 
 
 def test_a_stream_of_nothing(api: Api) -> None:

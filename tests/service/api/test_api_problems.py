@@ -45,7 +45,8 @@ def test_a_body_that_is_no_request(api: Api) -> None:
         answer = api.request("POST", "/tunings", content=content, headers=JSON)
         assert_problem(answer, 422, "input", "body")
     plain = api.request("POST", "/tunings", content=json.dumps(TINY), headers={"content-type": "text/plain"})
-    assert_problem(plain, 422, "input", "body", "Content-Type")
+    assert_problem(plain, 415, "unsupported-media-type", "Content-Type")
+    assert plain.headers["accept"] == "application/json"
 
 
 def test_a_large_body_is_refused_however_it_comes(api: Api) -> None:

@@ -6,9 +6,13 @@ import os
 import re
 import signal
 import subprocess
+import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from datetime import datetime
 
+import anyio
 import httpx
 import pytest
 from api_server import TIMEOUT_S, TINY, Api, StartApi, assert_problem
@@ -19,6 +23,8 @@ from prometheus_client.parser import text_string_to_metric_families
 from services import RedisServer
 
 from autotune.api.access import is_loopback
+from autotune.api.health import Pulse
+from autotune.errors import StoreError
 from autotune.specs import NodeState, Role
 from storage import SqlStore
 
@@ -110,6 +116,7 @@ def test_keys_that_cannot_be_made(url: str, autotune: Command) -> None:
         (("create", "bob", "--role", "owner"), 2, ("role", "owner", "read, submit, admin")),
         (("create", "bob", "--expires-days", "0"), 2, ("expires_days", "0")),
         (("create", "b\nob"), 2, ("name",)),
+        (("create", "  "), 2, ("name", "can be seen")),
         (("create", "ann"), 5, ("ann",)),
         (("revoke", "nobody"), 2, ("nobody",)),
     ):
@@ -123,6 +130,38 @@ def test_health_tells_the_truth(start_api: StartApi, store: SqlStore) -> None:
     ill = start_api(broker_answers=lambda: False)
     answer = ill.request("GET", "/healthz", None)
     assert (answer.status_code, answer.json()["broker"], answer.json()["status"]) == (200, "unreachable", "degraded")
+
+
+def test_health_is_asked_once_a_second_by_however_many(start_api: StartApi) -> None:
+    asked = []
+
+    def answers() -> bool:
+        asked.append(time.monotonic())
+        return True
+
+    api = start_api(broker_answers=answers)
+    with ThreadPoolExecutor(8) as clients:
+        found = [clients.submit(api.request, "GET", "/healthz", None) for _ in range(200)]
+    assert {each.result().status_code for each in found} == {200}
+    assert len(asked) <= 1 + asked[-1] - asked[0]
+
+
+def test_a_database_that_does_not_answer_is_not_asked_more_often() -> None:
+    asked = []
+
+    class Gone:
+        def now(self) -> datetime:
+            asked.append(time.monotonic())
+            raise StoreError("nobody is there")
+
+    async def ask() -> None:
+        pulse = Pulse(Gone(), bool)  # type: ignore[arg-type]
+        for _ in range(20):
+            with pytest.raises(StoreError):
+                await pulse.broker_is_there()
+
+    anyio.run(ask)
+    assert len(asked) <= 1 + asked[-1] - asked[0]
 
 
 def test_metrics_count_what_there_is(api: Api, store: SqlStore) -> None:
@@ -169,6 +208,11 @@ def test_jobs_are_an_admins(api: Api, store: SqlStore) -> None:
     found = api.request("GET", "/jobs?state=granted").json()["jobs"]
     assert [(each["id"], [member["node"] for member in each["members"]]) for each in found] == [("job-1", ["a", "b"])]
     assert len(api.request("GET", "/jobs").json()["jobs"]) == 2
-    assert len(api.request("GET", "/jobs?limit=1&pool=pair").json()["jobs"]) == 1
+    first = api.request("GET", "/jobs?limit=1&pool=pair").json()
+    assert (len(first["jobs"]), first["next"]) == (1, f"/jobs?limit=1&pool=pair&after={first['jobs'][0]['id']}")
+    rest = api.request("GET", first["next"]).json()
+    assert [each["id"] for each in (*first["jobs"], *rest["jobs"])] == ["job-1", "job-2"]
+    assert rest["next"] is None
+    assert_problem(api.request("GET", "/jobs?after=nowhere"), 422, "input", "job", "nowhere")
     rows = {row["name"]: row for row in api.request("GET", "/nodes").json()["nodes"]}
     assert rows["a"]["job"] == "job-1"

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from api_server import TINY, Api, assert_problem
+from api_server import TINY, Api, StartApi, assert_problem
 from commands import Command
 from fleet_records import fleet_tuning, live_tuning
 from store_records import FAILURE, FINGERPRINT, step_reading, trial, tuning
 
-from autotune.api.answers import BestAnswer, KnownAnswer, KnownPage, Submitted, TrialPage, TuningAnswer, TuningPage
+from autotune.api.answers import BestAnswer, Submitted, TrialPage, TuningAnswer, TuningPage
+from autotune.api.known_answers import KnownAnswer, KnownPage
 from autotune.specs import Plan, Role, TuningState
 from autotune.tuning.knowledge.recording import remember
 from storage import SqlStore
@@ -133,6 +134,22 @@ def test_a_tuning_is_cancelled_when_the_last_one_withdraws(api: Api) -> None:
     assert api.request("DELETE", path, Role.ADMIN).json()["state"] == "cancelled"
 
 
+def test_who_did_not_ask_is_told_who_did(api: Api) -> None:
+    path = f"/tunings/{submitted(api).tuning}"
+    refused = api.request("DELETE", path)
+    assert_problem(refused, 409, "conflict", "wanted by submit, not by admin", "by force")
+    assert not api.store.tuning(path.rpartition("/")[2]).state.ended
+    assert api.request("DELETE", path, Role.SUBMIT).json()["state"] == "cancelled"
+
+
+def test_an_admin_takes_back_what_was_asked_for_before_there_was_a_key(start_api: StartApi) -> None:
+    api = start_api(open_locally=True)
+    anonymous = api.request("POST", "/tunings", None, json=TINY).headers["location"]
+    refused = api.request("DELETE", anonymous, Role.SUBMIT)
+    assert_problem(refused, 409, "conflict", "wanted by local, not by submit", "an admin")
+    assert api.request("DELETE", anonymous, Role.ADMIN).json()["state"] == "cancelled"
+
+
 def test_only_an_admin_cancels_what_others_want(api: Api) -> None:
     path = f"/tunings/{submitted(api, Role.ADMIN).tuning}"
     assert_problem(api.request("DELETE", f"{path}?force=true", Role.SUBMIT), 403, "forbidden", "admin")
@@ -199,14 +216,14 @@ def test_what_a_tuning_found_is_known_and_near_to_other_questions(api: Api, stor
     question = "/best?model=mine&cluster=pair&seq_len=128&global_batch="
     found = KnownAnswer.from_data(api.request("GET", question + "16&for=megatron", Role.READ).json())
     assert found.known is not None
-    assert found.known["plan"] == Plan(tp=2, pp=2, dp=2).to_data()
+    assert found.known.plan == Plan(tp=2, pp=2, dp=2)
     assert found.launch is not None
     assert "--tensor-model-parallel-size" in found.launch.argv
     near = KnownAnswer.from_data(api.request("GET", question + "32", Role.READ).json())
     assert near.known is None
-    assert [item["differs"] for item in near.nearest] == [["16 sequences a step instead of 32"]]
+    assert [item.differs for item in near.nearest] == [["16 sequences a step instead of 32"]]
     listed = KnownPage.from_data(api.request("GET", "/known?model=tiny&history=true", Role.READ).json())
-    assert [item["id"] for item in listed.entries] == [found.known["id"]]
+    assert [item.id for item in listed.entries] == [found.known.id]
 
 
 def test_a_new_trial_changes_the_best_plan(api: Api, store: SqlStore) -> None:

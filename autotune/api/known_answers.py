@@ -1,0 +1,114 @@
+"""The shapes of answers about what is known, for the OpenAPI document."""
+
+from __future__ import annotations
+
+from datetime import datetime
+from typing import Any, Literal
+
+from autotune.api.answers import BestAnswer, Launch, RunnerUp
+from autotune.specs import Estimate, NearEntry, Plan, Spec, Workload
+
+
+class KnownRunnerUp(RunnerUp):
+    """The plan that came closest, and whether the two can be told apart."""
+
+    too_close: bool
+
+
+class KnownEntry(Spec):
+    """The best plan that was measured for one model, cluster and workload in one environment.
+
+    `source` is `measured`, or the name of an import. `superseded_at` is set when a later entry took its place.
+    `memory_margin` is the share of a device's memory that the worst rank left free.
+    """
+
+    id: int
+    model: str
+    parameters: float
+    cluster: str
+    devices: int
+    workload: Workload
+    plan: Plan
+    tokens_per_s_per_gpu: float
+    interval: list[float]
+    repeats: int
+    peak_bytes: int | None
+    memory_source: str
+    memory_margin: float | None
+    runner_up: KnownRunnerUp | None
+    too_close: bool
+    reason: str
+    source: str
+    tuning_id: str | None
+    fingerprint_key: str
+    environment_key: str
+    measured_at: datetime
+    superseded_at: datetime | None
+
+
+class NearestEntry(NearEntry):
+    """An entry for another question: how far that is, and in what it differs."""
+
+    distance: float
+    differs: list[str]
+
+
+class EnvironmentChange(Spec):
+    """One thing of the environment that is another one since it was measured; empty where there is none."""
+
+    name: str
+    then: str
+    now: str
+
+
+class Settlement(Spec):
+    """What would settle a question by measuring, at what cost. An estimate."""
+
+    probes: list[dict[str, Any]]
+    plans: list[Plan]
+    trials: int
+    gpu_s: float
+    source: Literal["estimate"]
+
+
+class KnownPage(Spec):
+    """Best-known entries, newest first."""
+
+    entries: list[KnownEntry]
+    next: str | None
+
+
+class CarriedPlan(Spec):
+    """An estimate for what was asked from what was measured elsewhere, with its interval of 90 %."""
+
+    plan: Plan
+    tokens_per_s_per_gpu: float
+    interval: list[float]
+    interval_probability: float
+    p_fits: float
+    estimate: Estimate | None
+    trial_gpu_s: float
+    source: Literal["estimate"]
+
+
+class KnownAnswer(Spec):
+    """What is known for a model, a cluster and a workload.
+
+    `known` is the entry for exactly that, `stale` what of the environment changed since, `others` further entries.
+    Where there is none: `nearest` others, the estimate `carried` over from them, and what would `settle` it. `tuning`
+    is the tuning with the fastest trial of exactly that, which may still run.
+    """
+
+    model: str
+    cluster: str
+    devices: int
+    workload: Workload
+    known: KnownEntry | None
+    stale: list[EnvironmentChange]
+    others: list[KnownEntry]
+    nearest: list[NearestEntry]
+    carried: CarriedPlan | None
+    carried_why_not: str | None
+    settle: Settlement | None
+    tuning: BestAnswer | None
+    launch: Launch | None
