@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, Protocol
 
+from autotune.errors import StoreConflictError
 from autotune.specs import (
     ApiKey,
     Failure,

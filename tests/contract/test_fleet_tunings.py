@@ -10,6 +10,7 @@ from store_records import COLLECTIVE_OUTCOME, FAILURE, FINGERPRINT, MOMENT, step
 
 from autotune.errors import InputError, StoreConflictError, UnknownNameError
 from autotune.specs import EventKind, Tuning, TuningState
+from autotune.tuning.fleet_ports import Submission
 from storage import SqlStore
 
 ENDS = [state for state in TuningState if state.ended]
@@ -38,6 +39,32 @@ def test_equal_requests_share_a_tuning_while_it_lives(store: SqlStore) -> None:
     assert submit(store, fleet_tuning("other"), sharing_key="another") == ("other", True)
     assert [each.id for each in store.tunings_page(limit=9)] == ["other", "first"]
     assert store.tuning("first").principal == "ada"
+
+
+def test_requests_that_came_together_get_what_they_would_have_got_in_turn(store: SqlStore) -> None:
+    submit(store, fleet_tuning("lives"), sharing_key="lives", idempotency_key="used", request_digest="d")
+    asked = [
+        Submission(tuning=fleet_tuning("first", "ada"), sharing_key="k", idempotency_key="i", request_digest="k"),
+        Submission(tuning=fleet_tuning("second", "bob"), sharing_key="k"),
+        Submission(tuning=fleet_tuning("other"), sharing_key="another"),
+        Submission(tuning=fleet_tuning("joins", "bob"), sharing_key="lives"),
+        Submission(tuning=fleet_tuning("again", "ada"), sharing_key="another", idempotency_key="i", request_digest="k"),
+        Submission(tuning=fleet_tuning("wrong", "ada"), sharing_key="k", idempotency_key="used", request_digest="e"),
+        Submission(tuning=fleet_tuning("lives"), sharing_key="a key of its own"),
+    ]
+    *found, used, exists = store.submit_tunings(asked)
+    shown = [(answer[0].id, answer[1]) for answer in found if not isinstance(answer, StoreConflictError)]
+    assert shown == [("first", True), ("first", False), ("other", True), ("lives", False), ("first", False)]
+    assert isinstance(used, StoreConflictError)
+    assert "used" in str(used)
+    assert isinstance(exists, StoreConflictError)
+    assert "lives" in str(exists)
+    assert {each.id for each in store.tunings_page(limit=9)} == {"lives", "first", "other"}
+    assert [event.kind for event in store.events("first")] == [EventKind.STATE]
+    assert store.model(asked[0].tuning.model.name) == asked[0].tuning.model
+    assert not store.withdraw("first", "ada")
+    assert store.withdraw("first", "bob")
+    assert not store.withdraw("lives", "ada")
 
 
 @pytest.mark.parametrize("end", ENDS)

@@ -35,6 +35,10 @@ class Combiner(Generic[Asked, Answer]):
         self._work, self._lock = work, Lock()
         self._queue: deque[_Waiting[Asked, Answer]] = deque()
 
+    def __len__(self) -> int:
+        """How many wait for the next go."""
+        return len(self._queue)
+
     def ask(self, asked: Asked) -> Answer:
         """The answer, once it is there. Raises what `work` gave or raised."""
         mine = _Waiting[Asked, Answer](asked)
