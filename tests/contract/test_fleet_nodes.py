@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import pytest
-from fleet_records import LONG_S, MOMENT, granted, job, node, pair, reported
-from store_records import CLUSTER
+from fleet_records import LONG_S, MOMENT, OVER_S, POOL, granted, job, node, pair, reported
+from store_records import CLUSTER, COLLECTIVE_OUTCOME, FINGERPRINT
 
-from autotune.errors import UnknownNameError
+from autotune.errors import StoreConflictError, UnknownNameError
 from autotune.specs import FailureKind, JobState, MemberState, NodeIncident, NodeState
 from autotune.tuning.fleet_ports import FleetStore
 from storage import SqlStore
@@ -142,3 +142,46 @@ def test_incidents_come_newest_first(store: SqlStore) -> None:
         store.blame_node(incident(name, kind), quarantine_at=9)
     assert [each.kind for each in store.incidents()] == ["slow", "hang", "crash"]
     assert list(store.incidents("a", limit=1)) == [incident("a", "slow")]
+
+
+def test_a_dead_node_is_forgotten_and_what_it_did_stays(store: SqlStore) -> None:
+    pair(store)
+    found = reported(store, granted(store, job("job-1")))
+    store.end_job("job-1", found.token, COLLECTIVE_OUTCOME, failure=None, fingerprint_key=FINGERPRINT.key)
+    store.blame_node(incident("a"), quarantine_at=1)
+    store.retire_node("a", "s1")
+    before = store.job("job-1")
+    store.forget_node("a", silent_s=60.0)
+    assert [each.name for each in store.nodes()] == [each.name for each in store.nodes(POOL)] == ["b"]
+    assert store.counts().nodes == {"ready": 1}
+    for ask in (
+        lambda: store.node("a"),
+        lambda: store.set_node_state("a", NodeState.READY, ""),
+        lambda: store.blame_node(incident("a"), quarantine_at=2),
+        lambda: store.forget_node("a", silent_s=60.0),
+    ):
+        with pytest.raises(UnknownNameError, match=r"a.*known: b"):
+            ask()
+    assert store.job("job-1") == before
+    assert len(store.collective_readings(CLUSTER.key, FINGERPRINT.key)) == 2
+    back = store.register_node(node("a", "s2"))
+    assert (back.state, back.reason) == (NodeState.QUARANTINED, "crash of a")  # nobody becomes well by being forgotten
+    assert [each.name for each in store.nodes()] == ["a", "b"]
+
+
+def test_a_node_that_lives_or_is_held_is_not_forgotten(store: SqlStore) -> None:
+    pair(store)
+    with pytest.raises(StoreConflictError, match="node 'a' lives: it was heard of 0 s ago"):
+        store.forget_node("a", silent_s=60.0)
+    granted(store, job("job-1"), lease_s=OVER_S)
+    with pytest.raises(StoreConflictError, match="node 'a' is held by job 'job-1'"):
+        store.forget_node("a", silent_s=OVER_S)
+    assert [each.name for each in store.nodes()] == ["a", "b"]
+
+
+def test_a_worker_that_was_forgotten_finds_out(store: SqlStore) -> None:
+    pair(store)
+    store.forget_node("a", silent_s=OVER_S)  # it was silent for so long
+    assert not store.beat_node("a", "s1")
+    store.create_job(job("job-1", cluster=CLUSTER.model_copy(update={"nodes": 1})))
+    assert store.grant("job-1", ["a"], lease_s=LONG_S, world_id="w", warm=False) is None

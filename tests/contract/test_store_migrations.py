@@ -5,12 +5,14 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from fleet_records import fleet_tuning
 from schemas import REVISIONS_WITH_DATA, make_database
 from sqlalchemy import MetaData, select
 from store_records import CLUSTER, MODEL, WORKLOAD, step_reading
 
 from autotune.specs import SamplerName, TuningState
-from storage import open_store
+from autotune.specs.regression import CauseKind, VerdictKind
+from storage import SqlStore, open_store
 from storage.engine import build_engine, locate
 from storage.maintenance import check, migrate
 from storage.schema import HEAD, REVISIONS, VERSION_TABLE
@@ -33,9 +35,23 @@ def content(url: str) -> Content:
     return found
 
 
+VERDICTS = {"check-1": VerdictKind.UNCHANGED, "check-2": VerdictKind.WORSE}
+
+
+def assert_fleet_is_read(store: SqlStore) -> None:
+    """A job under way on two nodes, one of which has reported."""
+    (job,) = store.jobs()
+    assert [(member.node, member.state.value) for member in job.members] == [("a", "reported"), ("b", "running")]
+    assert [(node.name, node.failures) for node in store.nodes()] == [("a", 0), ("b", 1)]
+    assert store.leased_nodes() == {"a": job.id, "b": job.id}
+    assert [each.node for each in store.incidents()] == ["b"]
+    assert store.submit_tuning(
+        fleet_tuning("another"), sharing_key="", request_digest="digest", idempotency_key="once"
+    ) == (store.tuning("asked"), False)
+
+
 def test_earlier_schemas_have_data() -> None:
-    assert REVISIONS_WITH_DATA[:4] == REVISIONS[:4]
-    assert set(REVISIONS_WITH_DATA) <= set(REVISIONS)
+    assert REVISIONS[:-1] == REVISIONS_WITH_DATA
 
 
 @pytest.mark.parametrize("revision", REVISIONS_WITH_DATA)
@@ -68,4 +84,11 @@ def test_what_earlier_releases_stored_is_read(url: str, revision: str) -> None:
         if revision >= "0004":
             assert [run.tokens_per_s_per_gpu for run in store.imported_runs("mlops")] == [300.5]
             assert len(store.imported_readings("mlops", CLUSTER.key)) == 1
+        if revision >= "0005":
+            assert_fleet_is_read(store)
+            assert [entry.tuning_id for entry in store.best_page(history=True)] == ["asked", "first-release"]
+        if revision >= "0006":
+            assert {check.id: check.result and check.result.verdict for check in store.checks()} == VERDICTS
+            (incident,) = store.incidents_page(open_only=True)
+            assert (incident.kind, len(store.due_alerts(store.now()))) == (CauseKind.LINK_ACROSS, 2)
     assert migrate(url).found == HEAD
