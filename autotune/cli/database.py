@@ -180,7 +180,7 @@ def compact(
     console.print(f"{done.database}: what ended before {done.before:%Y-%m-%d %H:%M} UTC", soft_wrap=True)
     console.print(
         f"{done.samples:,} single steps and {done.readings:,} collective readings are summaries now; "
-        f"{done.logs:,} logs, {done.events:,} events, {done.reports:,} nodes' reports of ended jobs, what {done.ranks:,} "
+        f"{done.logs:,} logs, {done.events:,} events, {done.reports:,} reports of ended jobs, what {done.ranks:,} "
         f"ranks saw, {done.incidents:,} incidents of nodes and {done.keys:,} idempotency keys are gone",
         soft_wrap=True,
     )
