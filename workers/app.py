@@ -41,7 +41,7 @@ def create_app(settings: Settings) -> Celery:
         InputError: the broker's URL is not one of Redis.
     """
     if not settings.broker_url.startswith(("redis://", "rediss://", "redis+socket://")):
-        raise InputError(BROKER_VARIABLE, _shown(settings.broker_url), "give a redis:// or rediss:// URL")
+        raise InputError(BROKER_VARIABLE, shown(settings.broker_url), "give a redis:// or rediss:// URL")
     app = Celery("autotune", broker=settings.broker_url, set_as_current=False, changes=None)
     app.conf.update(_configuration())
     return app
@@ -90,7 +90,7 @@ def _transport_options() -> dict[str, Any]:
     }
 
 
-def _shown(url: str) -> str:
+def shown(url: str) -> str:
     """A URL without what may be a password."""
     scheme, _, rest = url.partition("://")
     return f"{scheme}://{rest.rpartition('@')[2]}"

@@ -19,6 +19,10 @@ Database = Annotated[
         "Default: $AUTOTUNE_DB, else autotune.db in the user's data folder.",
     ),
 ]
+Broker = Annotated[
+    str | None,
+    typer.Option("--broker", metavar="URL", help="Redis. Default: $AUTOTUNE_BROKER, else this machine's."),
+]
 Model = Annotated[
     str | None,
     typer.Option(

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from contextlib import closing
 from dataclasses import replace
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from autotune.cli import options
+from autotune.cli import options, output
+
+if TYPE_CHECKING:
+    from workers.queue import CeleryQueue
 
 PORT = 8765
 
@@ -20,10 +23,7 @@ def serve(
     ] = "127.0.0.1",
     port: Annotated[int, typer.Option("--port", min=0, max=65535, help="Listen there; 0 takes a free one.")] = PORT,
     db: options.Database = None,
-    broker: Annotated[
-        str | None,
-        typer.Option("--broker", metavar="URL", help="Redis. Default: $AUTOTUNE_BROKER, else this machine's."),
-    ] = None,
+    broker: options.Broker = None,
     rate_limit: Annotated[
         str, typer.Option("--rate-limit", metavar="COUNT/TIME", help="Requests of one key at most.")
     ] = "6000/minute",
@@ -43,8 +43,19 @@ def serve(
     settings = replace(settings, database_url=db or settings.database_url, broker_url=broker or settings.broker_url)
     with closing(open_store(db)) as store, closing(open_queue(settings)) as queue:
         require_key(store, host)
+        _warn_without_broker(queue, settings.broker_url)
         with closing(open_fleet(settings, store)) as fleet:
             app = create_app(
                 store, fleet, broker_answers=queue.answers, open_locally=is_loopback(host), rate=rate_limit
             )
             run(app, host=host, port=port)
+
+
+def _warn_without_broker(queue: CeleryQueue, url: str) -> None:
+    from workers.app import shown
+
+    if not queue.answers():
+        output.error_console().print(
+            f"Warning: the broker {shown(url)} does not answer. Requests are stored; workers get them once it is back.",
+            soft_wrap=True,
+        )

@@ -90,15 +90,16 @@ def worker(
         ),
     ] = 30.0,
     db: options.Database = None,
+    broker: options.Broker = None,
 ) -> int:
-    """Serve a fleet from this machine until SIGTERM. The broker is $AUTOTUNE_BROKER, the database $AUTOTUNE_DB.
+    """Serve a fleet from this machine until SIGTERM.
 
     While the broker is away a worker waits and says so. A worker of the same name that starts later takes over.
     """
     from autotune.wiring import make_folder
     from workers.roles import run_node, run_tuner
 
-    settings = _settings(db)
+    settings = _settings(db, broker)
     make_folder(db)
     if role is WorkerRole.TUNER:
         return run_tuner(settings, name=name, concurrency=concurrency, patience_s=patience)
@@ -124,12 +125,13 @@ def beat(
         float | None,
         typer.Option("--nightly-gpu-s", metavar="SECONDS", help="GPU-seconds a night may cost. Default: no limit."),
     ] = None,
+    db: options.Database = None,
+    broker: options.Broker = None,
 ) -> None:
     """Ask for a sweep every few seconds: what was lost is sent again. One suffices, two do no harm.
 
     With --nightly also for checks whether the best-known plans still hold: see `autotune regress --help`.
     """
-    from autotune.settings import read_settings
     from autotune.wiring import open_queue
     from workers.beat import Nightly, run_beat
     from workers.process import log_to_stderr
@@ -139,7 +141,7 @@ def beat(
     at = None if nightly is None else _time_of_day(nightly)
     log_to_stderr()
     night = None if at is None else Nightly(at=at, budget_gpu_s=budget_gpu_s)
-    run_beat(open_queue(read_settings()), night)
+    run_beat(open_queue(_settings(db, broker)), night)
 
 
 def _time_of_day(text: str) -> time:
@@ -149,11 +151,11 @@ def _time_of_day(text: str) -> time:
         raise InputError("--nightly", text, "a time of day as HH:MM, in UTC") from None
 
 
-def _settings(db: str | None) -> Settings:
+def _settings(db: str | None, broker: str | None) -> Settings:
     from autotune.settings import read_settings
 
     settings = read_settings()
-    return replace(settings, database_url=db) if db else settings
+    return replace(settings, database_url=db or settings.database_url, broker_url=broker or settings.broker_url)
 
 
 def _node_options(

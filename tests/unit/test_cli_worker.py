@@ -34,3 +34,11 @@ def test_a_broker_that_is_not_redis(autotune: Command, monkeypatch: pytest.Monke
     assert done.status == 2
     assert "redis://" in done.err
     assert "secret" not in done.err
+
+
+@pytest.mark.parametrize("command", [["worker", "--role", "tuner"], ["beat"], ["serve"]])
+def test_the_broker_and_the_database_are_told_alike(autotune: Command, command: list[str]) -> None:
+    done = autotune(*command, "--db", "sqlite:///here.db", "--broker", "amqp://me:secret@elsewhere")
+    assert done.status == 2
+    assert "elsewhere" in done.err
+    assert "secret" not in done.err
