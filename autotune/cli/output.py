@@ -173,6 +173,15 @@ def print_launch(launch: LaunchArguments) -> None:
     sys.stdout.write("\n".join(lines) + "\n")
 
 
+def print_under_way(answer: dict[str, Any]) -> None:
+    """Says of the best plan of a tuning that goes on that it may not be its last word."""
+    from autotune.specs import TuningState
+
+    if not TuningState(answer["state"]).ended:
+        line = f"Tuning {answer['tuning']} is still under way ({answer['state']}): this is its best plan so far"
+        console().print(line, soft_wrap=True)
+
+
 def print_history(rows: list[dict[str, Any]]) -> None:
     """Tunings as rows of a list (tuning.report.history_data)."""
     listed = table(

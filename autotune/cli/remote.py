@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from contextlib import closing
 from contextvars import ContextVar
 from pathlib import Path
@@ -91,19 +92,32 @@ def tune(
     as_json: bool,
 ) -> int:
     """Submits a tuning and, unless told not to, follows it to its end."""
+    asked = cluster_of(cluster)
     with connect() as client:
         told = client.submit(
-            model_of(model), cluster_of(cluster), nodes=nodes, workload=_given(workload), space=space, budget=budget,
+            model_of(model), asked, nodes=nodes, workload=_given(workload), space=space, budget=budget,
             seed=seed, cold=cold, sampler=sampler,
         )  # fmt: skip
         console = output.error_console()
         joined = "" if told["created"] else " (somebody has asked for the same: you share it)"
         console.print(f"Tuning {told['tuning']} is {told['state']}{joined}", soft_wrap=True)
+        for line in _cautions(client, asked if isinstance(asked, str) else asked.name, cold=cold):
+            console.print(line, soft_wrap=True)
         if follow:
             return follow_tuning(client, told["tuning"], as_json=as_json)
     if as_json:
         output.print_json(told)
     return 0
+
+
+def _cautions(client: Client, pool: str, *, cold: bool) -> Iterator[str]:
+    """What whoever has asked for a tuning should know before it begins."""
+    from autotune.tuning.fleet.eligibility import LOST_AFTER_S
+
+    if cold:
+        yield "Cold: every trial starts its ranks anew, which costs many times the GPU-seconds of warm ranks"
+    if not any(node["session"] and node["heartbeat_age_s"] <= LOST_AFTER_S for node in client.nodes(pool)):
+        yield f"No node of pool {pool} lives: it waits until one does (autotune nodes list)"
 
 
 def follow_tuning(client: Client, tuning_id: str, *, as_json: bool) -> int:
@@ -166,7 +180,8 @@ def print_tuning(data: dict[str, Any], *, as_json: bool) -> None:
     from autotune.cli.explain_view import print_best_reasons
 
     console, asked = output.console(), data["request"]
-    console.print(trial_table(data["trials"]))
+    if data["trials"]:
+        console.print(trial_table(data["trials"]))
     console.print(
         f"Tuning {data['tuning']} of {asked['model']['name']} on {asked['cluster']['name']} is {data['state']}: "
         f"{data['stop_reason'] or asked['message'] or 'under way'}. {data['gpu_s_spent']:.0f} GPU-seconds spent.",
@@ -226,6 +241,7 @@ def print_best(query: dict[str, Any], *, settle: bool, as_json: bool) -> int:
             f"({output.runs_text(best['repeats'])})",
             soft_wrap=True,
         )
+        output.print_under_way(data)
     if data["launch"] is not None and not as_json:
         from autotune.export import LaunchArguments
 

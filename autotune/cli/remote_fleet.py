@@ -112,6 +112,20 @@ def release(node: NodeName, as_json: options.AsJson = False) -> None:
         _print_change(client.release(node), as_json=as_json)
 
 
+@app.command("forget")
+def forget(node: NodeName, as_json: options.AsJson = False) -> None:
+    """Take a dead node out of the list. What it measured stays, and a worker of its name brings it back.
+
+    Refused while it lives (its worker was heard of in the last minute) or a job holds it.
+    """
+    with remote.connect() as client:
+        data = client.forget(node)
+    if as_json:
+        output.print_json(data)
+    else:
+        output.console().print(f"Node {data['node']} is forgotten", soft_wrap=True)
+
+
 def _print_change(data: dict[str, Any], *, as_json: bool) -> None:
     if as_json:
         output.print_json(data)

@@ -134,6 +134,7 @@ def _print_best(answer: dict[str, Any], plan: Plan, launch: LaunchArguments | No
         table.add_row(name, value)
     console = output.console()
     console.print(table)
+    output.print_under_way(answer)
     for line in [*filter(None, [found["preferred_because"]]), *found["why"]]:
         console.print(line, soft_wrap=True)
     if launch is not None:
@@ -191,7 +192,8 @@ def _print_tuning(tuning: Tuning, trials: Sequence[Trial], data: dict[str, Any])
     ):
         table.add_row(name, value)
     console.print(table)
-    console.print(final_table(trials, rows=None))
+    if trials:
+        console.print(final_table(trials, rows=None))
     if data["best"]:
         print_best_reasons(console, data)
 

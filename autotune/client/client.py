@@ -208,6 +208,10 @@ class Client:
         """Lets a node get jobs again. Needs the role admin."""
         return self._request("POST", f"/nodes/{_segment(name)}/release")
 
+    def forget(self, name: str) -> Data:
+        """Takes a dead node out of the list; what it measured stays. Needs the role admin."""
+        return self._request("DELETE", f"/nodes/{_segment(name)}")
+
     def measurements(self, kind: str, *, limit: int = 100, **query: str | None) -> Iterator[Data]:
         """Measurements of a kind (collective, layer, step) with their provenance, oldest first."""
         yield from self._pages("/measurements", "measurements", {"kind": kind, **query}, limit)

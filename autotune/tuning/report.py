@@ -61,6 +61,7 @@ def best_answer(store: Store, tuning: Tuning, best: Best) -> dict[str, Any]:
     fingerprint = store.fingerprint(newest.fingerprint_key) if newest.fingerprint_key else None
     return {
         "tuning": tuning.id,
+        "state": tuning.state.value,
         **_named(tuning.model, tuning.cluster),
         "workload": tuning.workload.to_data(),
         "best": best_data(best, explanation, tuning),
