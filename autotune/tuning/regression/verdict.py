@@ -22,7 +22,7 @@ from scipy.special import stdtrit
 from autotune.specs.regression import VerdictKind
 from autotune.tuning.regression.windows import Noise, Window, level
 
-FALSE_ALARM = 0.004
+FALSE_ALARM = 0.003
 """Probability that a check of an unchanged plan ends in `better` or `worse`, all looks together."""
 
 MISSED = 0.02
