@@ -311,6 +311,7 @@ def request_key(tuning: Tuning) -> str:
         "seed": tuning.seed,
         "cold": tuning.cold,
         "sampler": tuning.sampler.value,
+        "history": tuning.history,
     }
     text = json.dumps(parts, sort_keys=True, separators=(",", ":"))
     return hashlib.sha256(text.encode()).hexdigest()
