@@ -90,8 +90,12 @@ def nics(root: Path = Path("/sys/class/net")) -> tuple[Nic, ...]:
 def _cpu_ranks(cluster: ClusterSpec, slots: int | None, memory_bytes: int) -> tuple[Device, int]:
     ranks = slots or cluster.gpus_per_node
     if ranks * cluster.device.memory_bytes > memory_bytes:
-        allowed = f"{ranks} ranks share {memory_bytes} bytes on this node"
-        raise InputError("cluster.device.memory_bytes", cluster.device.memory_bytes, allowed)
+        each_bytes = cluster.device.memory_bytes
+        share = f"{ranks} ranks share {memory_bytes} bytes on this node"
+        if slots is None:
+            raise InputError("cluster.device.memory_bytes", each_bytes, share)
+        most = f"each rank takes {each_bytes} bytes (the cluster's device.memory_bytes)"
+        raise InputError("--slots", slots, f"{share}, and {most}: {memory_bytes // each_bytes} at most")
     return cluster.device, ranks
 
 

@@ -47,8 +47,14 @@ def test_a_node_whose_devices_are_not_there(tmp_path: Path) -> None:
 def test_what_cannot_be_offered(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="slots: 0 cannot be used"):
         node_inventory(gang_cluster(), log_root=tmp_path, slots=0)
-    with pytest.raises(InputError, match="1000000 ranks share"):
+    with pytest.raises(
+        InputError, match=r"--slots: 1000000 .* 1000000 ranks share .* device\.memory_bytes\): \d+ at most"
+    ):
         node_inventory(gang_cluster(), log_root=tmp_path, slots=10**6)
+    large = gang_cluster().to_data()
+    large["device"] |= {"memory_bytes": 2**60}
+    with pytest.raises(InputError, match=r"^cluster\.device\.memory_bytes: "):
+        node_inventory(ClusterSpec.from_data(large), log_root=tmp_path)
 
 
 def test_logs_that_cannot_be_written(tmp_path: Path) -> None:

@@ -20,7 +20,7 @@ from commands import Command
 from crew import autotune as command_line
 from fleet_records import fleet_tuning, granted, job
 from prometheus_client.parser import text_string_to_metric_families
-from services import RedisServer
+from services import RedisServer, redis_server
 
 from autotune.api.access import is_loopback
 from autotune.api.health import Pulse
@@ -30,13 +30,17 @@ from storage import SqlStore
 
 
 @contextmanager
-def served(url: str, broker: RedisServer, *arguments: str) -> Iterator[tuple[subprocess.Popen[str], str]]:
-    """The command on a free port, and its address, once it says that it listens."""
+def served(
+    url: str, broker: RedisServer, *arguments: str, said: list[str] | None = None
+) -> Iterator[tuple[subprocess.Popen[str], str]]:
+    """The command on a free port, and its address, once it says that it listens; `said` gets the lines before that."""
     command = command_line("serve", "--port", "0", "--db", url, "--broker", broker.url)
     process = subprocess.Popen([*command, *arguments], stderr=subprocess.PIPE, text=True, env=dict(os.environ))
     try:
         assert process.stderr is not None
         for line in process.stderr:
+            if said is not None:
+                said.append(line)
             found = re.search(r"running on (http://\S+)", line)
             if found:
                 yield process, found[1]
@@ -124,6 +128,18 @@ def test_keys_that_cannot_be_made(url: str, autotune: Command) -> None:
         assert done.status == status
         for word in words:
             assert word in done.err
+
+
+def test_a_broker_that_is_away_is_said_once_and_requests_are_served(url: str) -> None:
+    said: list[str] = []
+    with redis_server() as broker:
+        broker.stop()
+        with served(url, broker, said=said) as (_, address), httpx.Client(base_url=address, verify=False) as client:
+            told = client.get("/healthz").json()
+    assert [line for line in said if "broker" in line] == [
+        f"Warning: the broker {broker.url} does not answer. Requests are stored; workers get them once it is back.\n"
+    ]
+    assert (told["status"], told["broker"], told["database"]) == ("degraded", "unreachable", "ok")
 
 
 def test_health_tells_the_truth(start_api: StartApi, store: SqlStore) -> None:

@@ -32,14 +32,19 @@ def client(api: Api) -> Iterator[Client]:
 
 def ended(store: SqlStore, tuning_id: str = "tuning-1") -> None:
     """A live tuning with one complete trial comes to its end."""
+    measured(store, tuning_id)
+    stored = store.tuning(tuning_id)
+    store.save_tuning(stored.model_copy(update={"state": TuningState.DONE, "stop_reason": "enough"}))
+
+
+def measured(store: SqlStore, tuning_id: str = "tuning-1") -> None:
+    """A live tuning with one complete trial."""
     live_tuning(store, tuning_id)
     store.start_trial(trial(1, tuning_id, Plan(tp=2, dp=4)))
     store.finish_trial(
         f"{tuning_id}-1", reading=step_reading(1200.0), failure=None, outcome_gpu_s=8.0, setup_s=1.0,
         fingerprint_key=FINGERPRINT.key,
     )  # fmt: skip
-    stored = store.tuning(tuning_id)
-    store.save_tuning(stored.model_copy(update={"state": TuningState.DONE, "stop_reason": "enough"}))
 
 
 def test_a_tuning_is_submitted_shown_listed_and_cancelled(client: Client) -> None:
@@ -193,6 +198,44 @@ def test_nodes_models_and_clusters_of_the_server(there: Command) -> None:
     assert there("plan", "--model", "llama3.1-8b", "--cluster", "h100-80gb-sxm:1x8", "--tp", "1,2", "--json").data[
         "plans"
     ]
+
+
+def test_a_dead_node_is_forgotten_and_a_living_one_is_not(client: Client, there: Command, store: SqlStore) -> None:
+    with pytest.raises(StoreConflictError, match="node 'a' lives"):
+        client.forget("a")
+    refused = there("nodes", "forget", "a")
+    assert refused.status == StoreConflictError.exit_code
+    assert "lives" in refused.err
+    store.retire_node("a", "s1")
+    assert there("nodes", "forget", "a", "--json").data == {"node": "a"}
+    assert [row["name"] for row in client.nodes()] == ["b"]
+    with pytest.raises(InputError, match="nobody"):
+        client.forget("nobody")
+
+
+def test_what_a_request_will_wait_for_or_cost_is_said_at_once(there: Command, store: SqlStore) -> None:
+    asked = ("tune", "--model", "tiny", "--cluster", "pair", "--seq-len", 64, "--global-batch", 16, "--no-follow")
+    calm = there(*asked).err
+    assert "lives" not in calm
+    assert "cold" not in calm.lower()
+    for name in ("a", "b"):
+        store.retire_node(name, "s1")
+    told = there(*asked, "--cold").err
+    assert "No node of pool pair lives: it waits until one does" in told
+    assert told.count("Cold: every trial starts its ranks anew") == 1
+
+
+def test_a_tuning_without_trials_is_shown_without_a_table(there: Command, store: SqlStore) -> None:
+    store.submit_tuning(fleet_tuning(), sharing_key="s")
+    shown = there("show", "tuning-1").out
+    assert shown.startswith("Tuning tuning-1 of tiny on pair is queued")
+
+
+def test_the_best_plan_of_a_tuning_that_goes_on_is_called_so(there: Command, store: SqlStore) -> None:
+    measured(store)
+    assert "Tuning tuning-1 is still under way (queued): this is its best plan so far" in there("best").out
+    store.save_tuning(store.tuning("tuning-1").model_copy(update={"state": TuningState.DONE}))
+    assert "under way" not in there("best", "--tuning", "tuning-1").out
 
 
 @pytest.mark.parametrize(
