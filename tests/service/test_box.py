@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from autotune.catalog import model as preset
 from autotune.specs import JobState, Plan, StepReading
 from deploy.box import Box
 from storage import open_store
@@ -15,6 +16,7 @@ from storage import open_store
 RANKS = 2
 FAST_MBIT, SLOW_MBIT = 200.0, 50.0
 TOLERANCE = 0.15
+TRIES = 3
 AMPLE_S = 240.0  # for a machine that is busy with other things; never waited for where all is well
 
 pytestmark = [pytest.mark.netns, pytest.mark.timeout(600)]
@@ -103,23 +105,32 @@ def slow(box: Box) -> Iterator[None]:
         box.set_rate(node, FAST_MBIT)
 
 
+def least_t_comm_s(box: Box, seed: int) -> float:
+    """T_comm of a real step of data parallelism, of the rank that waited least for the others."""
+    tuning = ended(box, submit(box, DATA_PARALLEL, budget={"max_trials": 1}, seed=seed))["tuning"]
+    with open_store(box.database_url, read_only=True) as store:
+        reading = store.trials(tuning)[0].reading
+    assert isinstance(reading, StepReading)
+    times_s = [rank.t_comm_s for rank in reading.ranks if rank.t_comm_s is not None]
+    assert len(times_s) == 2 * RANKS
+    return min(times_s)
+
+
 @pytest.mark.usefixtures("slow")
 def test_t_comm_across_the_link_is_what_its_rate_allows(box: Box) -> None:
-    tuning = ended(box, submit(box, DATA_PARALLEL, budget={"max_trials": 1}))["tuning"]
-    with open_store(box.database_url, read_only=True) as store:
-        trial = store.trials(tuning)[0]
-        model = store.tuning(tuning).model
-    reading = trial.reading
-    assert isinstance(reading, StepReading)
+    model = preset("tiny")
     layer = 2 * model.hidden**2 + 2 * model.hidden * model.kv_heads * model.head_dim + 3 * model.hidden * model.ffn
     parameters = 2 * model.vocab * model.hidden + model.layers * (layer + 2 * model.hidden) + model.hidden
     ranks = 2 * RANKS
     # A ring all-reduce of n ranks sends 2 (n - 1) / n of the buffer from each to the next; one pair spans the link.
     sent_bytes = 4 * parameters * 2 * (ranks - 1) / ranks
-    times_s = [rank.t_comm_s for rank in reading.ranks if rank.t_comm_s is not None]
-    assert len(times_s) == ranks
-    # Of the rank that waited least for the others.
-    assert min(times_s) == pytest.approx(sent_bytes / (SLOW_MBIT * 1e6 / 8), rel=TOLERANCE)
+    expected_s = sent_bytes / (SLOW_MBIT * 1e6 / 8)
+    least_s = float("inf")
+    for seed in range(TRIES):  # whatever else a machine does makes it longer, never shorter
+        least_s = min(least_s, least_t_comm_s(box, seed))
+        if least_s <= expected_s * (1 + TOLERANCE):
+            break
+    assert least_s == pytest.approx(expected_s, rel=TOLERANCE)
 
 
 @pytest.mark.usefixtures("slow")

@@ -78,7 +78,11 @@ def python(namespace: str, program: str, *arguments: str) -> list[str]:
 
 
 def transfer_bytes_per_s(network: Network, sender: str, receiver: str, size_bytes: int) -> float:
-    """What a TCP connection from one node to another reaches."""
+    """What a TCP connection from one node to another reaches, at the better one of two times."""
+    return max(_reached_bytes_per_s(network, sender, receiver, size_bytes) for _ in range(2))
+
+
+def _reached_bytes_per_s(network: Network, sender: str, receiver: str, size_bytes: int) -> float:
     address = network.address(receiver)
     listening = python(network.namespace(receiver), RECEIVER, address)
     with subprocess.Popen(listening, stdout=subprocess.PIPE, text=True) as process:
