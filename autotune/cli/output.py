@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from rich.table import Table
 
     from autotune.export import LaunchArguments
-    from autotune.specs import Spec
+    from autotune.specs import Spec, TuningState
 
 
 def print_json(data: object) -> None:
@@ -180,6 +180,13 @@ def print_under_way(answer: dict[str, Any]) -> None:
     if not TuningState(answer["state"]).ended:
         line = f"Tuning {answer['tuning']} is still under way ({answer['state']}): this is its best plan so far"
         console().print(line, soft_wrap=True)
+
+
+def print_newer(newest: str, state: TuningState, shown: str) -> None:
+    """Says that an older tuning is shown because the newest, which goes on, has measured nothing complete yet."""
+    if newest != shown and not state.ended:
+        line = f"Tuning {newest} is under way ({state}) and has no complete trial yet: this is of an earlier one"
+        error_console().print(line, soft_wrap=True)
 
 
 def print_history(rows: list[dict[str, Any]]) -> None:

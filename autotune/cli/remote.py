@@ -221,10 +221,15 @@ def trial_table(rows: list[dict[str, Any]]) -> Any:
 
 def print_best(query: dict[str, Any], *, settle: bool, as_json: bool) -> int:
     """What the server knows of a question, or the best plan of a tuning; settles what is not known where asked to."""
+    from autotune.specs import TuningState
+
     if query["tuning"] is not None and query["model"] is not None:
         raise InputError("--tuning", query["tuning"], "give a tuning or a question (--model, --cluster, ...), not both")
     with connect() as client:
         data = client.best(**query)
+        if "state" in data and query["tuning"] is None:
+            for newest in client.tunings(limit=1):
+                output.print_newer(newest["tuning"], TuningState(newest["state"]), data["tuning"])
     if settle and data.get("known") is None:
         if query["model"] is None or query["cluster"] is None:
             raise InputError("--settle", True, "only a question (--model, --cluster, ...) can be settled")

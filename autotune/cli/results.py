@@ -78,6 +78,9 @@ def _best_of_tuning(tuning: str | None, target: str | None, *, db: str | None, a
     with open_to_read(db) as store:
         asked, found = _find_best(store, tuning)
         answer = best_answer(store, asked, found)
+        newest = store.tunings(1)[0]
+    if tuning is None:
+        output.print_newer(newest.id, newest.state, asked.id)
     launch = _launch(asked, found.standing.plan, target)
     answer["launch"] = asdict(launch) if launch else None
     if as_json:
@@ -95,7 +98,9 @@ def _find_best(store: SqlStore, tuning_id: str | None) -> tuple[Tuning, Best]:
         if found is not None:
             return tuning, found
     if tuning_id is None:
-        raise InputError("--tuning", None, "no tuning in the database has a complete trial yet: run autotune tune")
+        live = next((f"{tuning.id} is {tuning.state}" for tuning in store.tunings(1) if not tuning.state.ended), "")
+        then = f"{live}, see autotune show" if live else "run autotune tune"
+        raise InputError("--tuning", None, f"no tuning in the database has a complete trial yet: {then}")
     raise InputError("tuning", tuning_id, "it has no complete trial yet: see autotune show")
 
 

@@ -10,7 +10,7 @@ import pytest
 from commands import Command
 from store_records import CLUSTER, FAILURE, FINGERPRINT, MOMENT, step_reading, trial, tuning
 
-from autotune.specs import ModelSpec, Plan, Tuning
+from autotune.specs import ModelSpec, Plan, Tuning, TuningState
 from storage import SqlStore, open_store
 
 FAST, SLOW = Plan(tp=2, pp=1, dp=4), Plan(tp=2, pp=2, dp=2)
@@ -63,6 +63,27 @@ def test_best_for_people_names_the_evidence(autotune: Command, url: str) -> None
     out = autotune("best", "--db", url).out
     for word in (FAST.key, SLOW.key, "tokens/s/GPU", "95 % interval", "torch.cuda", "node-1", "--for megatron"):
         assert word in out
+
+
+def test_best_says_what_goes_on(autotune: Command, url: str) -> None:
+    done = autotune("best", "--db", url)
+    assert "Tuning tuning-1 is still under way (queued): this is its best plan so far" in done.out
+    assert "Tuning empty-one is under way (queued) and has no complete trial yet: this is of an earlier" in done.err
+    with open_store(url) as store:
+        for name in ("tuning-1", "empty-one"):
+            store.save_tuning(store.tuning(name).model_copy(update={"state": TuningState.DONE}))
+    done = autotune("best", "--db", url)
+    assert "under way" not in done.out + done.err
+
+
+def test_nothing_measured_yet_is_told_with_what_goes_on(autotune: Command, tmp_path: Path) -> None:
+    url = f"sqlite:///{tmp_path / 'b.db'}"
+    with open_store(url) as store:
+        store.create_tuning(tuning())
+    assert "tuning-1 is queued, see autotune show" in autotune("best", "--db", url).err
+    shown = autotune("show", "tuning-1", "--db", url).out
+    assert "queued" in shown
+    assert "Trials" not in shown
 
 
 def test_best_gives_launch_arguments(autotune: Command, url: str) -> None:
