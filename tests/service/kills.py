@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 
 import psutil
-from crew import MAX_TRIALS, POOL, Crew, pool_cluster
+from crew import MAX_TRIALS, POOL, Crew, pool_cluster, wait_for
 from supervisor import Supervisor
 from truth import assert_grows_only, assert_leases_held, assert_truthful
 
@@ -177,7 +177,7 @@ class Onslaught:
 
     def _conclude(self) -> None:
         crew, record = self._crew, self.record
-        assert crew.store.leased_nodes(POOL) == {}
+        wait_for("every node is trusted again, and free", self._is_calm, within_s=END_S)
         assert {tuning.id for tuning in crew.store.tunings(MOST_TUNINGS)} - self._known == set(record.tunings)
         for tuning_id in record.tunings:
             tuning = crew.store.tuning(tuning_id)
@@ -190,6 +190,10 @@ class Onslaught:
             record.jobs += len(jobs)
             record.retries += sum(job.attempt > 1 for job in jobs)
         record.restarts, record.quarantines = self._supervisor.restarts, len(self._quarantined)
+
+    def _is_calm(self) -> bool:
+        ready = all(node.state is NodeState.READY for node in self._crew.store.nodes(POOL))
+        return ready and self._crew.store.leased_nodes(POOL) == {}
 
     def _story(self) -> str:
         live = [self._crew.store.tuning(each) for each in self._live()]
