@@ -17,18 +17,37 @@ class Recent:
     """What was found in the database a moment ago, so that a hundred clients with one question ask it once a second."""
 
     def __init__(self, size: int, trust_s: float) -> None:
-        self._size, self._trust_s = size, trust_s
+        self._size, self._trust_s, self._lock = size, trust_s, Lock()
         self._found: dict[Hashable, tuple[float, Any]] = {}
+        self._busy: dict[Hashable, Lock] = {}
 
     def get(self, key: Hashable, find: Callable[[], Any]) -> Any:
-        """What `find` gave within the last `trust_s` seconds; what it raises is not kept."""
-        until, found = self._found.get(key, (0.0, None))
-        if time.monotonic() < until:
+        """What `find` gave within the last `trust_s` seconds, or before while somebody asks again just now.
+
+        What it raises is not kept.
+        """
+        until, found = self._found.get(key, (None, None))
+        if until is not None and time.monotonic() < until:
+            return found
+        with self._lock:
+            busy = self._busy.setdefault(key, Lock())
+        if not busy.acquire(blocking=until is None):
+            return found
+        try:
+            return self._ask(key, find, until)
+        finally:
+            busy.release()
+
+    def _ask(self, key: Hashable, find: Callable[[], Any], seen: float | None) -> Any:
+        until, found = self._found.get(key, (None, None))
+        if until is not None and until != seen:  # who held the lock before us has asked
             return found
         found = find()
-        if len(self._found) >= self._size:
-            self._found.clear()
-        self._found[key] = (time.monotonic() + self._trust_s, found)
+        with self._lock:
+            if len(self._found) >= self._size:
+                self._found.clear()
+                self._busy.clear()
+            self._found[key] = (time.monotonic() + self._trust_s, found)
         return found
 
     def forget(self, key: Hashable) -> None:
