@@ -184,7 +184,8 @@ ANSWERS: dict[str, Any] = {
     "Health": {"status": "ok", "database": "ok", "broker": "ok"},
 }  # fmt: skip
 
-EVENTS = (
-    "id: 7\nevent: state\n"
-    f'data: {{"at":"{_TIME}","data":{{"message":"","state":"queued"}},"id":7,"kind":"state","tuning_id":"{_ID}"}}\n\n'
-)
+EVENT = {
+    "id": "7",
+    "event": "state",
+    "data": f'{{"at":"{_TIME}","data":{{"message":"","state":"queued"}},"id":7,"kind":"state","tuning_id":"{_ID}"}}',
+}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import AsyncIterator, Sequence
-from typing import Annotated
+from typing import Annotated, Any
 
 import anyio
 from fastapi import Header
@@ -29,6 +29,19 @@ MOST_OF_ONE = 40
 LONGEST_S = 600.0
 """Then a stream ends, and a client that comes again shows its key again: it may have been revoked meanwhile."""
 
+EVENT_SCHEMA: dict[str, Any] = {
+    "type": "object",
+    "required": ["id", "event", "data"],
+    "properties": {
+        "id": {"type": "string", "description": "For Last-Event-ID."},
+        "event": {"$ref": "#/components/schemas/EventKind"},
+        "data": {
+            "type": "string",
+            "contentMediaType": "application/json",
+            "contentSchema": {"$ref": "#/components/schemas/TuningEvent"},
+        },
+    },
+}
 RETRY = {"Retry-After": "5"}
 LastEventId = Annotated[
     int | None, Header(ge=0, le=2**53, description="The id of the last event that came: go on after it.")

@@ -16,6 +16,7 @@ DEVICE = {
     "name": "a100-80gb-sxm",
     "kind": "cuda",
     "memory_bytes": 85899345920,
+    "memory_bytes_per_s": 2.039e12,
     "peak_flops_per_s": {"bf16": 3.12e14, "fp32": 1.56e14},
 }
 CLUSTER: dict[str, Any] = {

@@ -31,7 +31,7 @@ LINKS: Mapping[str, Links] = {
     "GET /models": _links("name", "/models/0/name", "show_model"),
     "POST /clusters": _links("name", "/name", "show_cluster"),
     "GET /clusters": _links("name", "/clusters/0/name", "show_cluster"),
-    "GET /nodes": _links("name", "/nodes/0/name", "show_node", "quarantine_node", "release_node"),
+    "GET /nodes": _links("name", "/nodes/0/name", "show_node", "quarantine_node", "release_node", "forget_node"),
     "POST /nodes/{name}/quarantine": _links("name", "/node", "show_node", "release_node"),
     "POST /nodes/{name}/release": _links("name", "/node", "show_node", "quarantine_node"),
     "POST /keys": _links("key_id", "/key/id", "revoke_key"),

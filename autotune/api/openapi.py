@@ -16,7 +16,7 @@ from autotune.api.examples import PROBLEMS
 from autotune.api.links import LINKS, Links
 from autotune.api.problems import MEDIA_TYPE, TITLES
 from autotune.api.roles import ROLES
-from autotune.specs import Spec
+from autotune.specs import Spec, TuningEvent
 
 Responses = dict[int | str, dict[str, Any]]
 
@@ -74,7 +74,9 @@ def _complete(found: dict[str, Any]) -> dict[str, Any]:
     schemas = found.setdefault("components", {}).setdefault("schemas", {})
     for unused in ("HTTPValidationError", "ValidationError"):
         schemas.pop(unused, None)
-    schemas["Problem"] = Problem.model_json_schema()
+    for shape in (Problem, TuningEvent):  # of answers that no handler returns
+        schema = shape.model_json_schema(ref_template="#/components/schemas/{model}")
+        schemas |= schema.pop("$defs", {}) | {shape.__name__: schema}
     found["components"]["securitySchemes"] = {
         "key": {"type": "http", "scheme": "bearer", "description": "An API key, as `autotune keys create` shows it."}
     }

@@ -37,10 +37,19 @@ _TEXT = r"^[^\x00-\x1f\x7f]+$"
 _SEEN = r"^[^\x00-\x1f\x7f]*[^\s\x00-\x1f\x7f][^\x00-\x1f\x7f]*$"
 """Text that is not only spaces."""
 
-ModelName = Annotated[str, Query(min_length=1, max_length=200, pattern=_TEXT, description="A preset or stored model.")]
+ModelName = Annotated[
+    str,
+    Query(min_length=1, max_length=200, pattern=_TEXT, description="A preset or stored model.", examples=["llama3-8b"]),
+]
 ClusterName = Annotated[
     str,
-    Query(min_length=1, max_length=200, pattern=_TEXT, description="A stored cluster, or GPU:NODESxGPUS_PER_NODE."),
+    Query(
+        min_length=1,
+        max_length=200,
+        pattern=_TEXT,
+        description="A stored cluster, or GPU:NODESxGPUS_PER_NODE.",
+        examples=["a100-80gb-sxm:2x8"],
+    ),
 ]
 Nodes = Annotated[int | None, Query(ge=1, le=2**31 - 1, description="So many nodes of the cluster. Default: all.")]
 SeqLen = Annotated[int | None, Query(ge=1, le=2**31 - 1, description="Tokens of a sequence.")]
@@ -73,7 +82,7 @@ class TuningRequest(Spec):
     workload: WorkloadRequest = WorkloadRequest()
     space: Space = Space()
     budget: Budget = Budget(max_trials=DEFAULT_MAX_TRIALS)
-    seed: Annotated[int, Field(ge=0, lt=2**63)] = 0
+    seed: Annotated[int, Field(ge=0, lt=2**53)] = 0  # what every reader of JSON has exactly (RFC 8259, section 6)
     cold: bool = False
     sampler: SamplerName = SamplerName.PLAN
 
@@ -109,11 +118,20 @@ def _through_json(spec: type[S]) -> Callable[[Any], S]:
         if isinstance(data, bytes):
             raise HTTPException(415, "send JSON with Content-Type: application/json", {"Accept": "application/json"})
         try:
-            return spec.from_data(data, "body")
+            return spec.from_data(_whole(data), "body")
         except RecursionError:
             raise InputError("body", "a deep document", "fewer levels") from None
 
     return validate
+
+
+def _whole(data: Any) -> Any:
+    """Numbers like 8.0 as the integers that they are in JSON; where a field takes fractions, it takes those too."""
+    if isinstance(data, dict):
+        return {key: _whole(value) for key, value in data.items()}
+    if isinstance(data, list):
+        return [_whole(value) for value in data]
+    return int(data) if isinstance(data, float) and data.is_integer() else data
 
 
 TuningBody = Annotated[TuningRequest, BeforeValidator(_through_json(TuningRequest))]

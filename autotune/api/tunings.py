@@ -9,9 +9,9 @@ from starlette.exceptions import HTTPException
 from starlette.responses import Response
 
 from autotune.api.access import LOCAL
-from autotune.api.answer_examples import EVENTS
+from autotune.api.answer_examples import EVENT
 from autotune.api.answers import Json, Submitted, TrialPage, TuningAnswer, TuningPage, TuningRow
-from autotune.api.events import LastEventId, event_stream
+from autotune.api.events import EVENT_SCHEMA, LastEventId, event_stream
 from autotune.api.examples import TUNING_REQUESTS
 from autotune.api.openapi import answer, problems
 from autotune.api.pages import DEFAULT_LIMIT, After, AfterNumber, Limit, page
@@ -138,9 +138,9 @@ def list_trials(request: Request, tuning_id: PathId, limit: Limit = DEFAULT_LIMI
     response_class=Response,
     responses={
         200: {
-            "description": "Server-sent events, until the tuning has ended or ten minutes are over. "
-            "`data` is a TuningEvent.",
-            "content": {"text/event-stream": {"schema": {"type": "string"}, "example": EVENTS}},
+            "description": "Server-sent events, until the tuning has ended or ten minutes are over. The schema is of "
+            "each event.",
+            "content": {"text/event-stream": {"schema": EVENT_SCHEMA, "example": EVENT}},
         },
         204: {"description": "The tuning has ended, and everything was sent before: do not reconnect."},
         **problems(404),
