@@ -24,8 +24,8 @@ from storage.tables import LIVE, TuningRow
 class Intake:
     """One transaction's work. `take` everything in turn, then `store` it once.
 
-    Rows are locked in one order, so that no two transactions wait for each other: the tunings to join by id; new ones
-    by sharing key, where the unique index lets one of two equal requests wait; models by name.
+    Rows are locked in one order, so that no two transactions wait for each other: the tunings to join by sharing key;
+    new ones by it, too, where the unique index lets one of two equal requests wait; models by name.
     """
 
     def __init__(self, session: Session, submissions: Sequence[Submission]) -> None:
@@ -119,8 +119,8 @@ def _known(session: Session, submissions: Sequence[Submission]) -> dict[tuple[st
 
 def _joinable(session: Session, sharing_keys: set[str]) -> dict[str, TuningRow]:
     """The live tunings of those keys, locked, so that nobody cancels one while somebody joins."""
-    query = select(TuningRow).where(TuningRow.sharing_key.in_(sorted(sharing_keys)), text(LIVE)).order_by(TuningRow.id)
-    found = session.scalars(query.with_for_update(key_share=True))
+    query = select(TuningRow).where(TuningRow.sharing_key.in_(sorted(sharing_keys)), text(LIVE))
+    found = session.scalars(query.order_by(TuningRow.sharing_key).with_for_update(key_share=True))
     return {row.sharing_key: row for row in found if row.sharing_key is not None}
 
 

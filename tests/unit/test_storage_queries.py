@@ -51,7 +51,7 @@ SCANNED = ("SCAN places", "SCAN (subquery", "USING INDEX ix_tunings_created_at",
 # What is sorted there is a few rows: of one request, tuning or gang, those that live, or those of one moment; and the
 # readings of one cluster, of which `db compact` keeps few of each kind.
 SORTED = {"best_trials", "tunings", "profile", "jobs of a tuning", "due_tunings", "unsent_members", "grant"}
-SORTED |= {"queued_jobs", "abandoned_tunings", "collective_readings"}
+SORTED |= {"queued_jobs", "abandoned_tunings", "collective_readings", "submit_tuning"}
 SORTED |= {"cancel_jobs", "expire_members", "tunings_page", "tunings_page of a principal", "tunings_page of a state"}
 
 
