@@ -33,8 +33,8 @@ ANSWERS_KEPT = 2000
 TRUST_S = 1.0
 """How old the answer to which tuning is best, and what a cluster is, may be."""
 
-THREADS = 16
-"""Handlers at a time: as many as the database's connections. More threads would only wait for each other."""
+THREADS = 40
+"""Handlers at a time: more than the database's connections, because submissions that wait are stored together."""
 
 
 @asynccontextmanager
