@@ -57,7 +57,8 @@ def best(
     global_batch: GlobalBatch = None,
     dtype: DTypeName = None,
     target: Annotated[
-        str | None, Query(alias="for", description="Give the launch arguments too: " + ", ".join(targets()))
+        str | None,
+        Query(alias="for", json_schema_extra={"enum": [*targets()]}, description="Give the launch arguments too."),
     ] = None,
 ) -> Json:
     """The best plan: its evidence, the runner-up and how to launch it.

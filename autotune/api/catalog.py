@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Body, Request
+from starlette.exceptions import HTTPException
 
 from autotune.api.answers import ClusterPage, Json, ModelPage
 from autotune.api.examples import CLUSTERS, MODELS
@@ -71,7 +72,10 @@ def store_cluster(request: Request, body: Annotated[ClusterBody, Body(openapi_ex
 @router.get("/clusters/{name:path}", responses=answer(200, ClusterSpec) | problems(404))
 def show_cluster(request: Request, name: PathName) -> Json:
     """Show one stored cluster, or what a shorthand such as a100-80gb-sxm:128x8 stands for."""
-    return Json(find_cluster(parts_of(request), name).to_data())
+    try:
+        return Json(find_cluster(parts_of(request), name).to_data())
+    except InputError as error:  # no cluster is stored by that name, and as a shorthand it stands for none
+        raise HTTPException(404, str(error)) from None
 
 
 def _require_no_pool(store: FleetStore, cluster: ClusterSpec) -> None:

@@ -129,7 +129,8 @@ def _on_http(request: Request, error: Exception) -> Response:
             what="method", value=request.method, allowed=headers["Allow"],
         )  # fmt: skip
     if error.status_code == 404:
-        return problem(404, kind, "there is nothing at this path", what="path", value=request.url.path[:LONGEST_VALUE])
+        detail = "there is nothing at this path" if error.detail == TITLES[404] else error.detail
+        return problem(404, kind, detail, what="path", value=request.url.path[:LONGEST_VALUE])
     return problem(error.status_code, kind, error.detail, headers)
 
 

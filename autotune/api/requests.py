@@ -69,6 +69,14 @@ class WorkloadRequest(Spec):
     optimizer: Optimizer = Optimizer.ADAMW
 
 
+S = TypeVar("S", bound=Spec)
+
+
+def _whole(spec: type[S], what: str) -> BeforeValidator:
+    """Takes an object as that spec, so that what is wrong in it is named; of a union's members each would complain."""
+    return BeforeValidator(lambda data: spec.from_data(data, what) if isinstance(data, dict) else data)
+
+
 class TuningRequest(Spec):
     """What is to be tuned.
 
@@ -76,8 +84,8 @@ class TuningRequest(Spec):
     training would use (default: all of the cluster). Without a budget 24 trials are run at most.
     """
 
-    model: Name | ModelSpec
-    cluster: Name | ClusterSpec
+    model: Annotated[Name | ModelSpec, _whole(ModelSpec, "body: model")]
+    cluster: Annotated[Name | ClusterSpec, _whole(ClusterSpec, "body: cluster")]
     nodes: Count | None = None
     workload: WorkloadRequest = WorkloadRequest()
     space: Space = Space()
@@ -108,9 +116,6 @@ class KeyRequest(Spec):
     expires_days: Annotated[int, Field(ge=1, le=MOST_DAYS)] | None = None
 
 
-S = TypeVar("S", bound=Spec)
-
-
 def _through_json(spec: type[S]) -> Callable[[Any], S]:
     """Specs are strict, and only from JSON do they take enums and tuples; the body that we get is parsed already."""
 
@@ -118,19 +123,19 @@ def _through_json(spec: type[S]) -> Callable[[Any], S]:
         if isinstance(data, bytes):
             raise HTTPException(415, "send JSON with Content-Type: application/json", {"Accept": "application/json"})
         try:
-            return spec.from_data(_whole(data), "body")
+            return spec.from_data(_as_integers(data), "body")
         except RecursionError:
             raise InputError("body", "a deep document", "fewer levels") from None
 
     return validate
 
 
-def _whole(data: Any) -> Any:
+def _as_integers(data: Any) -> Any:
     """Numbers like 8.0 as the integers that they are in JSON; where a field takes fractions, it takes those too."""
     if isinstance(data, dict):
-        return {key: _whole(value) for key, value in data.items()}
+        return {key: _as_integers(value) for key, value in data.items()}
     if isinstance(data, list):
-        return [_whole(value) for value in data]
+        return [_as_integers(value) for value in data]
     return int(data) if isinstance(data, float) and data.is_integer() else data
 
 

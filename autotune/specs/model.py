@@ -17,7 +17,7 @@ MOST_LAYERS = 10_000
 
 Count = Annotated[int, Field(ge=1, le=MOST)]
 CountOrZero = Annotated[int, Field(ge=0, le=MOST)]
-ByteCount = Annotated[int, Field(ge=1, le=2**63 - 1)]
+ByteCount = Annotated[int, Field(ge=1, le=2**62)]  # a bound that floats have exactly: JSON Schemas may carry it as one
 
 
 _ROUTING = ("expert_nodes", "expert_capacity")

@@ -101,3 +101,9 @@ def test_many_rankings_leave_room_for_quick_requests(api: Api) -> None:
             assert int(refused.result().headers["retry-after"]) > 0
             assert api.request("GET", "/tunings").status_code == 200
         assert sorted(each.result().status_code for each in asked) == [200] * (MOST_WAITING - 1) + [503]
+
+
+def test_a_cluster_that_a_path_cannot_mean_is_not_found(api: Api) -> None:
+    for name, word in (("nowhere", "pair"), ("a100-80gb-sxm:8", "GPU:NODESxGPUS_PER_NODE"), ("gpu9:1x8", "gpu9")):
+        assert_problem(api.request("GET", f"/clusters/{name}"), 404, "not-found", word)
+    assert api.request("GET", "/clusters/a100-80gb-sxm:1x8").json()["gpus_per_node"] == 8

@@ -98,6 +98,17 @@ def test_what_cannot_be_used_is_named(api: Api) -> None:
     assert api.request("GET", "/tunings").json()["tunings"] == []
 
 
+def test_what_is_wrong_in_a_whole_model_or_cluster_is_named(api: Api) -> None:
+    model, cluster = api.request("GET", "/models/tiny").json(), api.request("GET", "/clusters/pair").json()
+    for changes, words in (
+        ({"model": model | {"top_k": 2}}, ("body: model: top_k", "experts > 0")),
+        ({"model": model | {"layers": "two"}}, ("body: model: layers", "two")),
+        ({"cluster": cluster | {"inter": None}}, ("body: cluster: inter", "link between")),
+        ({"model": 7}, ("body: model", "7")),
+    ):
+        assert_problem(api.request("POST", "/tunings", json=TINY | changes), 422, "input", *words)
+
+
 def test_a_model_that_does_not_fit_says_what_would(api: Api) -> None:
     answer = api.request("POST", "/tunings", json=TINY | {"model": "gpt3-175b", "workload": {}})
     data = assert_problem(answer, 422, "nothing-fits", "GiB")
