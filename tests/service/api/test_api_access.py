@@ -13,7 +13,6 @@ from autotune.specs import ApiKey, Role
 from autotune.tuning.keys import create_key, hash_of
 
 ROUTES = sorted(ROLES)
-BELOW = {Role.READ: None, Role.SUBMIT: Role.READ, Role.ADMIN: Role.SUBMIT}
 
 
 def path_of(route: str) -> str:
@@ -28,18 +27,33 @@ def test_the_table_of_roles_names_every_route_and_no_other() -> None:
     assert sorted(routes) == ROUTES
 
 
+def refused_keys(api: Api) -> list[str]:
+    """Secrets of admins that are wrong, expired and revoked."""
+    now = datetime.now(UTC)
+    then = now - timedelta(seconds=1)
+    for name, dates in (("expired", {"expires_at": then}), ("revoked", {"revoked_at": then})):
+        key = ApiKey(id=name, name=name, role=Role.ADMIN, created_at=then, **dates)
+        api.store.create_key(key, hash_of(name))
+    return ["wrong", "expired", "revoked"]
+
+
 def test_every_route_asks_for_its_role(api: Api) -> None:
+    secrets = refused_keys(api)
     for route in ROUTES:
-        needed, method = ROLES[route], route.split()[0]
+        needed, method, path = ROLES[route], route.split()[0], path_of(route)
         if needed is None:
-            assert api.request(method, path_of(route), None).status_code == 200
+            assert api.request(method, path, None).status_code == 200
             continue
-        assert_problem(api.request(method, path_of(route), None), 401, "unauthorized")
-        if BELOW[needed] is not None:
-            refused = api.request(method, path_of(route), BELOW[needed])
-            assert_problem(refused, 403, "forbidden", f"needs the role {needed.value}")
-        assert api.request(method, path_of(route), needed).status_code not in {401, 403}
-        assert api.request(method, path_of(route), Role.ADMIN).status_code not in {401, 403}
+        assert_problem(api.request(method, path, None), 401, "unauthorized", "is needed")
+        for secret, word in zip(secrets, ("not known", "expired", "revoked"), strict=True):
+            shown = {"Authorization": f"Bearer {secret}"}
+            assert_problem(api.request(method, path, None, headers=shown), 401, "unauthorized", word)
+        for role in Role:
+            answer = api.request(method, path, role)
+            if role.includes(needed):
+                assert answer.status_code not in {401, 403}, route
+            else:
+                assert_problem(answer, 403, "forbidden", f"needs the role {needed.value}")
 
 
 def test_who_is_not_let_in_is_not_read(api: Api) -> None:
