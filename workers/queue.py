@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING, TypeVar
@@ -107,17 +108,16 @@ class CeleryQueue:
 
     def _ask(self, ask: Callable[[], Answer], otherwise: str = "") -> Answer | None:
         """What the broker answers; None if it does not, or did not a moment ago. `otherwise` is for the log."""
-        away_until_s = self._away_until_s
-        if time.monotonic() < away_until_s:
+        if time.monotonic() < self._away_until_s:
             return None
-        if away_until_s:
-            self._away_until_s = time.monotonic() + _AWAY_S  # one thread tries, the others need not wait with it
+        if self._away_until_s:
+            self._away_until_s = math.inf  # one thread tries, and the others need not wait with it
+        answer = None
         try:
             answer = ask()
         except (KombuError, RedisError, OSError) as error:
-            self._away_until_s = time.monotonic() + _AWAY_S
             if otherwise:
                 log.warning("%s: the broker does not answer, it is left alone for %g s (%s)", otherwise, _AWAY_S, error)
-            return None
-        self._away_until_s = 0.0
+        finally:
+            self._away_until_s = 0.0 if answer is not None else time.monotonic() + _AWAY_S
         return answer
