@@ -151,7 +151,10 @@ ANSWERS: dict[str, Any] = {
             "p_fits": 0.98, "estimate": _ESTIMATE, "trial_gpu_s": 1600.0, "source": "estimate",
         },
         "carried_why_not": None,
-        "settle": {"probes": [], "plans": [_PLAN], "trials": 3, "gpu_s": 4960.0, "source": "estimate"},
+        "settle": {
+            "probes": [{"probe": "layer", "part": "layer", "tp": 4, "micro_batch": 1}], "plans": [_PLAN], "trials": 3,
+            "gpu_s": 4992.0, "source": "estimate",
+        },
         "tuning": None, "launch": None,
     },
     "KnownPage": {"entries": [_ENTRY], "next": None},

@@ -42,6 +42,16 @@ class Json(JSONResponse):
         return json.dumps(content, allow_nan=False, separators=(",", ":")).encode()
 
 
+class Miss(Spec):
+    """A plan that nearly fits in memory: bytes of a device that it needs, and what would make it fit. Estimates."""
+
+    plan: str
+    needs_bytes: float
+    has_bytes: int
+    missing_bytes: float
+    would_fit_if: str
+
+
 class Problem(Spec):
     """An error (RFC 9457). `what`, `value` and `allowed` say which value cannot be used and what would be accepted."""
 
@@ -52,7 +62,7 @@ class Problem(Spec):
     what: str | None = None
     value: str | int | float | bool | None = None
     allowed: str | None = None
-    misses: list[dict[str, Any]] | None = None
+    misses: list[Miss] | None = None
 
 
 class TuningRow(Spec):
@@ -263,13 +273,6 @@ class NodeForgotten(Spec):
     """The node that is not in the list any more."""
 
     node: str
-
-
-class MeasurementPage(Spec):
-    """Rows of one kind of measurement with their provenance, by id."""
-
-    measurements: list[dict[str, Any]]
-    next: str | None
 
 
 class JobPage(Spec):

@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from fastapi import APIRouter, Body, Query, Request
 
-from autotune.api.answers import JobPage, Json, MeasurementPage, NodeAnswer, NodeChanged, NodeForgotten, NodePage
+from autotune.api.answers import JobPage, Json, NodeAnswer, NodeChanged, NodeForgotten, NodePage
 from autotune.api.examples import QUARANTINES
+from autotune.api.measurement_answers import MeasurementPage
 from autotune.api.openapi import answer, problems
 from autotune.api.pages import DEFAULT_LIMIT, After, AfterNumber, Limit, after_name, page
 from autotune.api.parts import parts_of, principal_of

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from datetime import datetime
-from typing import Any, Literal
+from typing import Literal
 
 from autotune.api.answers import BestAnswer, Launch, RunnerUp
-from autotune.specs import Estimate, NearEntry, Plan, Spec, Workload
+from autotune.specs import CollectiveOp, Estimate, LayerPart, NearEntry, Plan, Spec, Workload
 
 
 class KnownRunnerUp(RunnerUp):
@@ -61,10 +61,22 @@ class EnvironmentChange(Spec):
     now: str
 
 
+class NeededProbe(Spec):
+    """A probe in the words of `autotune probe`: of a collective operation, or of a part of the model."""
+
+    probe: str
+    op: CollectiveOp | None = None
+    group_size: int | None = None
+    stride: int | None = None
+    part: LayerPart | None = None
+    tp: int | None = None
+    micro_batch: int | None = None
+
+
 class Settlement(Spec):
     """What would settle a question by measuring, at what cost. An estimate."""
 
-    probes: list[dict[str, Any]]
+    probes: list[NeededProbe]
     plans: list[Plan]
     trials: int
     gpu_s: float

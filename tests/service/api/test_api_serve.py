@@ -18,12 +18,28 @@ import pytest
 from api_server import TIMEOUT_S, TINY, Api, StartApi, assert_problem
 from commands import Command
 from crew import autotune as command_line
-from fleet_records import fleet_tuning, granted, job
+from fleet_records import fleet_tuning, granted, job, live_tuning
 from prometheus_client.parser import text_string_to_metric_families
 from services import RedisServer, redis_server
+from store_records import (
+    CLUSTER,
+    COLLECTIVE_OUTCOME,
+    COLLECTIVE_REQUEST,
+    FINGERPRINT,
+    LAYER_OUTCOME,
+    LAYER_REQUEST,
+    step_reading,
+    trial,
+)
 
 from autotune.api.access import is_loopback
 from autotune.api.health import Pulse
+from autotune.api.measurement_answers import (
+    CollectiveMeasurement,
+    LayerMeasurement,
+    MeasurementPage,
+    StepMeasurement,
+)
 from autotune.errors import StoreError
 from autotune.specs import NodeState, Role
 from storage import SqlStore
@@ -232,3 +248,24 @@ def test_jobs_are_an_admins(api: Api, store: SqlStore) -> None:
     assert_problem(api.request("GET", "/jobs?after=nowhere"), 422, "input", "job", "nowhere")
     rows = {row["name"]: row for row in api.request("GET", "/nodes").json()["nodes"]}
     assert rows["a"]["job"] == "job-1"
+
+
+def test_measurements_come_with_where_they_are_from(api: Api, store: SqlStore) -> None:
+    live_tuning(store)
+    origin = {"tuning_id": "tuning-1", "cluster": CLUSTER, "fingerprint_key": FINGERPRINT.key}
+    store.save_probe(**origin, request=COLLECTIVE_REQUEST, outcome=COLLECTIVE_OUTCOME)
+    store.save_probe(**origin, request=LAYER_REQUEST, outcome=LAYER_OUTCOME)
+    store.start_trial(trial(0))
+    store.finish_trial(
+        "tuning-1-0", reading=step_reading(), failure=None, outcome_gpu_s=4.0, setup_s=1.0,
+        fingerprint_key=FINGERPRINT.key,
+    )  # fmt: skip
+    for kind, shape, rows in (
+        ("collective", CollectiveMeasurement, 2), ("layer", LayerMeasurement, 1), ("step", StepMeasurement, 1),
+    ):  # fmt: skip
+        found = MeasurementPage.from_data(api.request("GET", f"/measurements?kind={kind}", Role.READ).json())
+        assert [type(row) for row in found.measurements] == [shape] * rows
+        assert {(row.tuning_id, row.hostname) for row in found.measurements} == {("tuning-1", "node-1")}
+    first = api.request("GET", f"/measurements?kind=collective&limit=1&cluster={CLUSTER.key}").json()
+    assert first["next"] == f"/measurements?kind=collective&limit=1&cluster={CLUSTER.key}&after=1"
+    assert_problem(api.request("GET", "/measurements?kind=weather"), 422, "input", "kind", "weather")
