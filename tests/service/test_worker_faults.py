@@ -36,6 +36,16 @@ def test_a_killed_worker_leaves_no_process(crew: Crew) -> None:
     assert_retried(crew, job)
 
 
+def test_a_gang_that_is_lost_as_a_whole_is_tried_again_and_nobody_is_blamed(crew: Crew) -> None:
+    job = crew.wait_measuring(crew.create_job(2, LONG))
+    for name in ("a", "b"):
+        crew.part[name].kill()
+    crew.make_whole()
+    assert_retried(crew, job)
+    assert crew.store.job(job.id).message == "all nodes were lost before they reported"
+    assert all(incident.job_id != job.id for incident in crew.store.incidents())
+
+
 def test_a_worker_that_is_told_to_end_gives_its_job_up_and_is_not_blamed(crew: Crew) -> None:
     job = crew.wait_measuring(crew.create_job(2, LONG))
     family = crew.part["b"].family
