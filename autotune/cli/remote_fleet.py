@@ -9,7 +9,9 @@ import typer
 from autotune.cli import options, output, remote
 from autotune.errors import InputError
 
-app = typer.Typer(help="A fleet's nodes: list them, look at one, keep one out of use, forget a dead one.", no_args_is_help=True)
+app = typer.Typer(
+    help="A fleet's nodes: list them, look at one, keep one out of use, forget a dead one.", no_args_is_help=True
+)
 
 NodeName = Annotated[str, typer.Argument(metavar="NODE", help="A node's name.")]
 
