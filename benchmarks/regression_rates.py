@@ -31,9 +31,9 @@ from autotune.tuning.regression.windows import level as level_of
 from probes.launch import LocalProber
 
 VISITS, WINDOWS = 8, 2
-CHECKS, BLOCK = 2000, 200
+CHECKS, BLOCK = 1000, 200
 LOSSES = (0.0, 0.05, 0.10)
-VISITS_BEFORE = (1, 5, 10)
+VISITS_BEFORE, PLANS = (1, 5, 10), (1, 16)
 RANKS = 2
 
 
@@ -104,12 +104,22 @@ class Simulation:
         centre = level + self.noise.between * self.random.normal()
         return Window(visit=name, logs=tuple(float(value) for value in centre + self.noise.within * own))
 
-    def check(self, loss: float, visits: int, baseline_windows: int = BASELINE_WINDOWS) -> tuple[VerdictKind, int]:
-        """A plan's first check, `visits` - 1 good ones, and one of a plan that lost something: verdict and windows."""
-        baseline = self.visit("0", baseline_windows, 0.0)
+    def history(self, visits: int, baseline_windows: int) -> list[Window]:
+        """A plan's first check and `visits` - 1 good ones."""
+        found = self.visit("0", baseline_windows, 0.0)
         for number in range(1, visits):
-            baseline += self.visit(str(number), 1, 0.0)
-        noise = noise_of([baseline])
+            found += self.visit(str(number), 1, 0.0)
+        return found
+
+    def check(
+        self, loss: float, visits: int, plans: int = 1, baseline_windows: int = BASELINE_WINDOWS
+    ) -> tuple[VerdictKind, int]:
+        """A check of a plan that lost something after so many good visits: verdict and windows.
+
+        The noise is learned from so many plans of its cluster.
+        """
+        baseline, *others = (self.history(visits, baseline_windows) for _ in range(plans))
+        noise = noise_of([baseline, *others])
         level = float(np.log1p(-loss)) + self.noise.visits * self.random.normal()
         now = [self.window("now", level)]
         while (verdict := judge(baseline, now, noise)).again:
@@ -161,10 +171,12 @@ def simulate(path: Path) -> None:
     headings = ("noise", "tails", "earlier visits", "loss", "unchanged", "worse", "better", "cannot tell", "windows")
     print("| " + " | ".join([*headings, "most worse in 200"]) + " |")
     print("|---|---|---|---|---|---|---|---|---|---|")
-    for visits in VISITS_BEFORE:
-        for loss in LOSSES:
-            simulation = Resampled(data["visits"], seed=1)
-            print(row("windows as measured", "as measured", simulation, visits=visits, loss=loss), flush=True)
+    for plans in PLANS:
+        for visits in (*VISITS_BEFORE, 20):
+            for loss in LOSSES:
+                simulation = Resampled(data["visits"], seed=1)
+                name = f"windows as measured, {plans} plan{'s'[: plans > 1]}"
+                print(row(name, "as measured", simulation, visits=visits, loss=loss, plans=plans), flush=True)
     for name, noise in cases.items():
         for heavy in (False, True):
             for visits in VISITS_BEFORE:
@@ -180,13 +192,13 @@ def simulate(path: Path) -> None:
     print("|---|---|")
     for count in (1, 2, 4, 8):
         simulation = Simulation(usual, heavy=False, seed=count)
-        found = [simulation.check(0.05, 1, count)[0] for _ in range(CHECKS // 4)]
+        found = [simulation.check(0.05, 1, baseline_windows=count)[0] for _ in range(CHECKS // 4)]
         print(f"| {count} | {found.count(VerdictKind.WORSE) / len(found):.1%} |")
 
 
-def row(name: str, tails: str, simulation: Simulation, *, visits: int, loss: float) -> str:
+def row(name: str, tails: str, simulation: Simulation, *, visits: int, loss: float, plans: int = 1) -> str:
     """One line: shares of verdicts, mean windows, and the most `worse`, wrong or right, in any block of 200 checks."""
-    found = [simulation.check(loss, visits) for _ in range(CHECKS)]
+    found = [simulation.check(loss, visits, plans) for _ in range(CHECKS)]
     kinds = Counter(kind for kind, _ in found)
     alarms = [kind is VerdictKind.WORSE for kind, _ in found]
     blocks = [sum(alarms[start : start + BLOCK]) for start in range(0, CHECKS, BLOCK)]
