@@ -5,7 +5,8 @@ from __future__ import annotations
 import os
 import signal
 from collections.abc import Mapping
-from types import TracebackType
+from dataclasses import replace
+from types import MappingProxyType, TracebackType
 from typing import Any, Self
 
 import yaml
@@ -100,9 +101,10 @@ class Box:
         """Ends a process by a signal and waits until it has."""
         self.processes.stop(name, number=number)
 
-    def start(self, name: str) -> int:
-        """Starts a process that has ended again, as it was."""
-        return self.processes.start(name)
+    def start(self, name: str, environment: Mapping[str, str] = MappingProxyType({})) -> int:
+        """Starts a process that has ended again, as it was but for these variables of its environment."""
+        command = self.processes.command(name)
+        return self.processes.start(name, replace(command, environment={**command.environment, **environment}))
 
     def keep(self) -> None:
         """Leaves the box running when this process ends; `python -m deploy.box down` removes it."""

@@ -59,6 +59,10 @@ class Processes:
             )
         return self._running[name].pid
 
+    def command(self, name: str) -> Command:
+        """How a process was started the last time."""
+        return self._commands[name]
+
     @property
     def pids(self) -> dict[str, int]:
         """Name to process id of those that run."""
