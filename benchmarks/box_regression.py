@@ -40,6 +40,8 @@ AUTOTUNE = str(Path(sys.executable).with_name("autotune"))
 AMPLE_S = 600.0
 """What a busy machine may need for a night; never waited for where all is well."""
 
+BEFORE_OTHERS = -15
+
 MODEL = "tiny"
 SPACE = {
     "tp": [1], "pp": [1], "micro_batch": [4], "zero_stage": [0], "recompute": ["none"], "sequence_parallel": [False],
@@ -134,10 +136,11 @@ def halved_link(nights: Nights) -> Iterator[None]:
 
 @contextmanager
 def busy_neighbour(nights: Nights) -> Iterator[None]:
-    """A process that wants the core of node1 for itself."""
-    core = str(_core(nights.box, "node1"))
-    process = subprocess.Popen(["taskset", "-c", core, sys.executable, "-c", "while True: pass"])
+    """A process that wants the core of node1 as much as the rank there does."""
+    process = subprocess.Popen([sys.executable, "-c", "while True: pass"])
     try:
+        os.sched_setaffinity(process.pid, {core_of(nights.box, "node1")})
+        os.setpriority(os.PRIO_PROCESS, process.pid, BEFORE_OTHERS)
         yield
     finally:
         process.kill()
@@ -185,8 +188,7 @@ def run(name: str, quiet_nights: int) -> list[Night]:
     with Box(nodes=2, ranks=1, rate_mbit=trouble.rate_mbit) as box:
         nights = Nights(box)
         try:
-            for node in box.nodes:
-                _pin(box, node)
+            settle(box)
             _tune(box, trouble.seq_len)
             night("first")
             for _ in range(quiet_nights):
@@ -238,22 +240,23 @@ def _tune(box: Box, seq_len: int) -> None:
     wait_for("nodes that are free", lambda: all(node["job"] is None for node in box.ask("/nodes")["nodes"]))
 
 
-def _core(box: Box, node: str) -> int:
+def core_of(box: Box, node: str) -> int:
+    """The core of a node."""
     cores = sorted(os.sched_getaffinity(0))
     return cores[box.nodes.index(node) % len(cores)]
 
 
-def _pin(box: Box, node: str) -> None:
-    """Gives a node's worker, and the ranks that it will start, one core."""
-    for thread in threads(box, node):
-        os.sched_setaffinity(thread, {_core(box, node)})
+def settle(box: Box) -> None:
+    """Gives each node's worker, and the ranks that it will start, one core and precedence over all else there.
 
-
-def threads(box: Box, node: str) -> list[int]:
-    """The threads of a node's worker and its children: ranks that are started later inherit from these."""
-    worker = psutil.Process(box.pids[node])
-    processes = (worker, *worker.children(recursive=True))
-    return [thread.id for process in processes for thread in process.threads()]
+    The servers of the box, and whatever else this machine does, are on the same few cores, where a cluster's are not.
+    """
+    for node in box.nodes:
+        worker = psutil.Process(box.pids[node])
+        for process in (worker, *worker.children(recursive=True)):
+            for thread in process.threads():  # each has its own of both
+                os.sched_setaffinity(thread.id, {core_of(box, node)})
+                os.setpriority(os.PRIO_PROCESS, thread.id, BEFORE_OTHERS)
 
 
 def _start_again(nights: Nights, path: str) -> None:
@@ -262,8 +265,7 @@ def _start_again(nights: Nights, path: str) -> None:
         nights.box.kill(node, signal.SIGTERM)
         nights.box.start(node, {"PYTHONPATH": path})
     wait_for("nodes that are back", nights.are_ready)
-    for node in nights.box.nodes:
-        _pin(nights.box, node)
+    settle(nights.box)
 
 
 if __name__ == "__main__":

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator
 from datetime import UTC, datetime
 
@@ -10,7 +9,7 @@ import pytest
 
 from autotune.specs import BestEntry, DType, ModelSpec, Norm, Plan, Workload
 from autotune.specs.regression import CauseKind, Check, CheckRole, CheckState, VerdictKind
-from benchmarks.box_regression import Nights, threads, wait_for
+from benchmarks.box_regression import Nights, settle, wait_for
 from deploy.box import Box
 
 FAST_MBIT = 50.0
@@ -22,7 +21,6 @@ MODEL = ModelSpec(
 )  # fmt: skip
 WORKLOAD = Workload(seq_len=16, global_batch=256, dtype=DType.FP32)
 SLOW_STEP_S = 1.0  # said of a step that takes a tenth of that: few of them are then timed at once
-BEFORE_OTHERS = -15  # priority of the nodes' workers and ranks: whatever else runs on this machine's few cores
 
 pytestmark = [pytest.mark.netns, pytest.mark.timeout(600)]
 
@@ -30,8 +28,7 @@ pytestmark = [pytest.mark.netns, pytest.mark.timeout(600)]
 @pytest.fixture(scope="module")
 def nights() -> Iterator[Nights]:
     with Box(nodes=2, ranks=1, rate_mbit=FAST_MBIT) as box:
-        for thread in (thread for node in box.nodes for thread in threads(box, node)):
-            os.setpriority(os.PRIO_PROCESS, thread, BEFORE_OTHERS)
+        settle(box)
         found = Nights(box)
         found.store.put_best(entry(found))
         yield found

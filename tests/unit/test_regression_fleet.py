@@ -45,7 +45,6 @@ class NightWorld(World):
         if job.purpose is not JobPurpose.REGRESSION:
             return super()._readings(job, speed)
         if job.id not in self.answers:
-            self.machine.hosts = [job.members[rank // 2].node for rank in range(4)]
             self.answers[job.id] = self.machine.answer(job.request).readings
         return self.answers[job.id]
 

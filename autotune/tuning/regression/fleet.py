@@ -13,7 +13,7 @@ from collections.abc import Collection, Sequence
 
 from autotune.errors import AutotuneError, StoreConflictError, UnknownNameError
 from autotune.specs import BestEntry, Budget, ClusterSpec, Job, JobPurpose, JobState, Node
-from autotune.specs.regression import AlertChannel, Check, CheckCandidate, CheckState
+from autotune.specs.regression import AlertChannel, Check, CheckCandidate, CheckMeasurement, CheckState, StepTrace
 from autotune.tuning.fleet.eligibility import obstacle
 from autotune.tuning.fleet.environment import common_environment, gang_fingerprint
 from autotune.tuning.fleet.finishing import Merge
@@ -131,8 +131,16 @@ def advance_check(
         if job.state is not JobState.ENDED:
             waits_in_vain = job.state is JobState.QUEUED and _is_over(store, check, stand.wanted)
             return _abandon(store, check) if waits_in_vain and store.cancel_job(job.id) else None
-        store.add_measurement(check.id, measured(stand.wanted, merge(job).outcome, job.ended_at or store.now()))
+        found = measured(stand.wanted, merge(job).outcome, job.ended_at or store.now())
+        store.add_measurement(check.id, found if found.trace is None else _on_nodes(found, found.trace, job))
     return end(store, check, stand, channels=channels, now=store.now())
+
+
+def _on_nodes(measurement: CheckMeasurement, trace: StepTrace, job: Job) -> CheckMeasurement:
+    """With the names that a fleet's nodes have, which a machine's own name need not be; ranks go node by node."""
+    names, size = [member.node for member in job.members], job.cluster.gpus_per_node
+    ranks = tuple(rank.model_copy(update={"hostname": names[rank.rank // size]}) for rank in trace.ranks)
+    return measurement.model_copy(update={"trace": trace.model_copy(update={"ranks": ranks})})
 
 
 def _on_turn(store: FleetRegressionStore) -> Sequence[Check]:
