@@ -19,7 +19,7 @@ from autotune.tuning.fleet.environment import common_environment, gang_fingerpri
 from autotune.tuning.fleet.finishing import Merge
 from autotune.tuning.fleet.service import FleetService
 from autotune.tuning.fleet_ports import Queue
-from autotune.tuning.regression.course import deadline_s, end, stand_of
+from autotune.tuning.regression.course import Stand, deadline_s, end, stand_of
 from autotune.tuning.regression.protocol import Wanted, is_interrupted, measured
 from autotune.tuning.regression.retuning import retune_budget
 from autotune.tuning.regression.selection import Selection, select
@@ -119,17 +119,17 @@ def advance_after(
 def advance_check(
     store: FleetRegressionStore, queue: Queue, merge: Merge, check: Check, *, channels: Collection[AlertChannel] = ()
 ) -> Check | None:
-    """Moves one check on; returns it if it ended now (or is abandoned, because it paused for too long)."""
+    """Moves one check on; returns it if it ended now, with a result or, as `_is_over` says, without."""
     while (stand := stand_of(store, check)).wanted is not None:
         job = _job(store, check, stand.wanted)
         if job is None:
-            if _is_over(store, check, stand.wanted):
+            if _is_over(store, check, stand):
                 return _abandon(store, check)
             _dispatch(store, check, stand.background.entry, stand.wanted)
             queue.schedule(check.pool)
             return None
         if job.state is not JobState.ENDED:
-            waits_in_vain = job.state is JobState.QUEUED and _is_over(store, check, stand.wanted)
+            waits_in_vain = job.state is JobState.QUEUED and _is_over(store, check, stand)
             return _abandon(store, check) if waits_in_vain and store.cancel_job(job.id) else None
         found = measured(stand.wanted, merge(job).outcome, job.ended_at or store.now())
         store.add_measurement(check.id, found if found.trace is None else _on_nodes(found, found.trace, job))
@@ -150,11 +150,15 @@ def _on_turn(store: FleetRegressionStore) -> Sequence[Check]:
     return on_turn(running, lambda check: store.best_entry(check.entry_id).cluster.nodes, ready)
 
 
-def _is_over(store: FleetRegressionStore, check: Check, wanted: Wanted) -> bool:
-    """Whether what a check measures next would be of another time, or of another environment, than what it has."""
-    if wanted.number and is_interrupted(store.measurements(check.id), check.started_at, store.now()):
+def _is_over(store: FleetRegressionStore, check: Check, stand: Stand) -> bool:
+    """Whether what a check measures next would be of another time than what it has, or its environment has gone."""
+    assert stand.wanted is not None
+    if stand.wanted.number and is_interrupted(store.measurements(check.id), check.started_at, store.now()):
         return True
-    return _environment(store, check.pool) not in {"", check.environment_key}
+    ready = _ready(store, check.pool)
+    alike = sum(node.environment_key == check.environment_key for node in ready)
+    gone = common_environment(ready) not in {"", check.environment_key}
+    return gone and alike < stand.background.entry.cluster.nodes
 
 
 def _abandon(store: FleetRegressionStore, check: Check) -> Check:
