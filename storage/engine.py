@@ -23,6 +23,8 @@ POSTGRES_OPTIONS = {
     "tcp_user_timeout": 15_000,
     "options": "-c idle_in_transaction_session_timeout=15000",
 }
+# Kept open once they were needed. By default a sixth one is opened and closed at each use, which costs more than it.
+POOL_SIZE = 15
 WRITE = "autotune_write"  # execution option of the engine that writes
 ALLOWED = "give sqlite:///PATH or postgresql://USER@HOST/NAME"
 
@@ -66,7 +68,9 @@ def build_engine(location: Location, *, read_only: bool) -> Engine:
     if location.path is not None:
         return _sqlite_engine(location.path, read_only=read_only)
     try:
-        engine = create_engine(location.url, pool_pre_ping=True, connect_args=_beside(location.url))
+        engine = create_engine(
+            location.url, pool_pre_ping=True, pool_size=POOL_SIZE, max_overflow=0, connect_args=_beside(location.url)
+        )
     except ImportError:
         raise StoreError("PostgreSQL needs the driver psycopg: pip install 'autotune[postgres]'") from None
     return engine.execution_options(postgresql_readonly=True) if read_only else engine

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from threading import Lock
+from threading import Event, Lock
 from typing import Generic, TypeVar
 
 MOST = 64
@@ -18,6 +18,7 @@ Answer = TypeVar("Answer")
 @dataclass(slots=True, eq=False)
 class _Waiting(Generic[Asked, Answer]):
     asked: Asked
+    told: Event
     answer: Answer | None = None
     error: Exception | None = None
     done: bool = False
@@ -32,7 +33,7 @@ class Combiner(Generic[Asked, Answer]):
     """
 
     def __init__(self, work: Callable[[Sequence[Asked]], Sequence[Answer | Exception]]) -> None:
-        self._work, self._lock = work, Lock()
+        self._work, self._lock, self._busy = work, Lock(), False
         self._queue: deque[_Waiting[Asked, Answer]] = deque()
 
     def __len__(self) -> int:
@@ -41,16 +42,30 @@ class Combiner(Generic[Asked, Answer]):
 
     def ask(self, asked: Asked) -> Answer:
         """The answer, once it is there. Raises what `work` gave or raised."""
-        mine = _Waiting[Asked, Answer](asked)
-        self._queue.append(mine)
-        while not mine.done:
-            with self._lock:
-                if not mine.done:  # the one who held the lock did it for us
-                    self._work_off([self._queue.popleft() for _ in range(min(MOST, len(self._queue)))])
+        mine = _Waiting[Asked, Answer](asked, Event())
+        with self._lock:
+            self._queue.append(mine)
+            leads, self._busy = not self._busy, True
+        if not leads:
+            mine.told.wait()
+        if not mine.done:
+            self._lead()
         if mine.error is not None:
             raise mine.error
         assert mine.answer is not None
         return mine.answer
+
+    def _lead(self) -> None:
+        """Works off what waits, its own among it, and hands the lead to the first of those that came meanwhile."""
+        batch = [self._queue.popleft() for _ in range(min(MOST, len(self._queue)))]
+        try:
+            self._work_off(batch)
+        finally:
+            with self._lock:
+                self._busy = bool(self._queue)
+                heir = self._queue[0] if self._queue else None
+            if heir is not None:
+                heir.told.set()
 
     def _work_off(self, batch: Sequence[_Waiting[Asked, Answer]]) -> None:
         try:
@@ -63,3 +78,4 @@ class Combiner(Generic[Asked, Answer]):
             else:
                 each.answer = answer
             each.done = True
+            each.told.set()
