@@ -3,8 +3,8 @@
 1,000 submissions of 200 distinct requests, then 1,000 times GET /best, each by 50 clients that never rest; once more
 while nodes and tuner yield the processor to the API. One client alone, before and after 10,000 jobs of somebody else
 wait in the queue: how long a submission and GET /best take, and until a new request gets its first nodes. Two nodes of
-one CPU rank, a tuner and a beat work all the time. Ends with an AssertionError if a submission is lost or a duplicate is
-not shared. Prints JSON.
+one CPU rank, a tuner and a beat work all the time. Ends with an AssertionError if a submission is lost or a duplicate
+is not shared. Prints JSON.
 """
 
 from __future__ import annotations
