@@ -13,7 +13,7 @@ from sqlalchemy.exc import IntegrityError
 from sqlalchemy.orm import InstrumentedAttribute, Session
 
 from autotune.errors import StoreConflictError, StoreReadOnlyError, UnknownNameError
-from storage.engine import Location, writer
+from storage.engine import Location, reader, writer
 from storage.faults import translated
 from storage.tables import FingerprintRow, TuningRow
 
@@ -40,7 +40,8 @@ class SessionStore:
     """One database through one engine, shared by threads. Close it, or use it as a context manager."""
 
     def __init__(self, engine: Engine, location: Location, *, read_only: bool) -> None:
-        self._engine, self._writer, self._location = engine, writer(engine), location
+        self._engine, self._location = engine, location
+        self._reader, self._writer = reader(engine), writer(engine)
         self._read_only = read_only
 
     def __enter__(self) -> Self:
@@ -56,7 +57,7 @@ class SessionStore:
     @contextmanager
     def reading(self) -> Iterator[Session]:
         """A session to read with, for the queries of this package."""
-        with translated(self._location), Session(self._engine) as session:
+        with translated(self._location), Session(self._reader) as session:
             yield session
 
     @contextmanager
