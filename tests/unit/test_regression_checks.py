@@ -20,6 +20,7 @@ from autotune.specs import (
     Norm,
     Plan,
     RunnerUp,
+    StepRequest,
     Workload,
 )
 from autotune.specs.regression import (
@@ -40,6 +41,7 @@ from autotune.tuning.regression.protocol import (
     measured,
     next_request,
     order_of,
+    step_of,
 )
 from autotune.tuning.regression.retuning import retune_budget
 from autotune.tuning.regression.verdict import BASELINE_WINDOWS, REPEATS
@@ -290,6 +292,39 @@ def test_steps_and_controls_are_interleaved_and_a_failure_is_measured_again() ->
     retried = next_request(entry, [lost], again=True)
     assert retried is not None
     assert (retried.number, retried.role, retried.request) == (1, first.role, first.request)
+
+
+@pytest.mark.parametrize(("tokens_per_s_per_gpu", "steps"), [(1e6, 40), (640.0, 20), (64.0, 3), (6.4, 3)])
+def test_short_steps_are_timed_for_two_seconds(tokens_per_s_per_gpu: float, steps: int) -> None:
+    request = step_of(entry_of(tokens_per_s_per_gpu=tokens_per_s_per_gpu))  # 256 tokens a step on 4 devices
+    assert (request.min_steps, request.max_steps) == (steps, steps + 3)
+
+
+@pytest.mark.parametrize(
+    ("role", "tp", "speed", "iterations"),
+    [
+        (CheckRole.KERNELS, 1, 1e6, 200),
+        (CheckRole.KERNELS, 1, 100.0, 30),
+        (CheckRole.KERNELS, 1, 10.0, 15),
+        (CheckRole.KERNELS, 2, 1e6, 15),  # its collectives may take long, which its speed does not tell
+        (CheckRole.LINK_ACROSS, 1, 1e12, 200),
+        (CheckRole.LINK_ACROSS, 1, 1e3, 15),
+    ],
+)
+def test_a_control_lasts_as_long_as_its_last_time_lets_expect(
+    role: CheckRole, tp: int, speed: float, iterations: int
+) -> None:
+    entry = entry_of(plan=Plan(tp=tp, dp=4 // tp))
+    done: list[CheckMeasurement] = []
+    seen: list[int] = []
+    while len(seen) < 2:
+        wanted = next_request(entry, done, again=True)
+        assert wanted is not None
+        if wanted.role is role:
+            assert not isinstance(wanted.request, StepRequest)
+            seen.append(wanted.request.iterations)
+        done.append(CheckMeasurement(number=len(done), window=0, role=wanted.role, at=MOMENT, gpu_s=1.0, speed=speed))
+    assert seen == [15, iterations]
 
 
 def test_a_check_that_paused_is_one_of_two_times() -> None:

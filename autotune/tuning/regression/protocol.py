@@ -218,7 +218,7 @@ def _long_enough(request: ProbeRequest, speed: float) -> ProbeRequest:
     match request:
         case CollectiveRequest(group_size=size, sizes_bytes=(bytes_, *_)):
             once_s = 2 * (size - 1) / size * bytes_ / speed  # of an all-reduce: the definition of its bus bandwidth
-        case LayerRequest():
+        case LayerRequest(tp=1):  # with others its collectives take time too, which the speed does not tell
             once_s = 1.0 / speed
         case _:
             return request
