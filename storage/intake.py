@@ -25,7 +25,8 @@ class Intake:
     """One transaction's work. `take` everything in turn, then `store` it once.
 
     Rows are locked in one order, so that no two transactions wait for each other: the tunings to join by sharing key;
-    new ones by it, too, where the unique index lets one of two equal requests wait; models by name.
+    new ones by it, too, where the unique index lets one of two equal requests wait; keys by principal and key; models
+    by name.
     """
 
     def __init__(self, session: Session, submissions: Sequence[Submission]) -> None:
@@ -85,6 +86,7 @@ class Intake:
             self._session.add(EventRow(tuning_id=row.id, kind=EventKind.STATE.value, at=now, data_json=data))
         for key in self._keys:
             key.created_at = now
+        self._keys.sort(key=lambda row: (row.principal, row.key))
         self._session.add_all(self._keys)
         flush_new(self._session, "an idempotency key is being used by somebody else", RacedError)
 

@@ -22,20 +22,23 @@ class Recent:
         self._busy: dict[Hashable, Lock] = {}
 
     def get(self, key: Hashable, find: Callable[[], Any]) -> Any:
-        """What `find` gave within the last `trust_s` seconds, or before while somebody asks again just now.
+        """What `find` gave within the last `trust_s` seconds; up to twice as old while somebody asks again just now.
 
         What it raises is not kept.
         """
         until, found = self._found.get(key, (None, None))
-        if until is not None and time.monotonic() < until:
+        now = time.monotonic()
+        if until is not None and now < until:
             return found
         with self._lock:
             busy = self._busy.setdefault(key, Lock())
-        if not busy.acquire(blocking=until is None):
+        if not busy.acquire(blocking=until is None or now >= until + self._trust_s):
             return found
         try:
             return self._ask(key, find, until)
         finally:
+            with self._lock:
+                self._busy.pop(key, None)
             busy.release()
 
     def _ask(self, key: Hashable, find: Callable[[], Any], seen: float | None) -> Any:
@@ -46,7 +49,6 @@ class Recent:
         with self._lock:
             if len(self._found) >= self._size:
                 self._found.clear()
-                self._busy.clear()
             self._found[key] = (time.monotonic() + self._trust_s, found)
         return found
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from threading import Event, Thread
 
 import pytest
@@ -51,19 +52,27 @@ def test_those_who_come_while_the_first_one_asks_wait_for_its_answer() -> None:
     assert found == [1] * 5
 
 
-def test_an_old_answer_is_given_while_somebody_asks_again() -> None:
-    recent, source = Recent(10, 0.0), Source()
+@pytest.mark.parametrize(("age_s", "told"), [(150.0, [1, 2]), (250.0, [2, 2])])
+def test_an_old_answer_is_given_while_somebody_asks_again_but_no_very_old_one(
+    monkeypatch: pytest.MonkeyPatch, age_s: float, told: list[int]
+) -> None:
+    recent, source, found = Recent(10, 100.0), Source(), list[int]()
     assert recent.get("a", source) == 1
+    moment = time.monotonic() + age_s
+    monkeypatch.setattr("autotune.api.cache.time.monotonic", lambda: moment)
     source.go_on.clear()
     source.begun.clear()
-    found = list[int]()
     first = Thread(target=lambda: found.append(recent.get("a", source)))
     first.start()
     assert source.begun.wait(30)
-    assert recent.get("a", source) == 1
+    second = Thread(target=lambda: found.append(recent.get("a", source)))
+    second.start()
+    if told[0] == 1:  # it does not wait for the first
+        second.join(30)
     source.go_on.set()
-    first.join(30)
-    assert found == [2]
+    for thread in (first, second):
+        thread.join(30)
+    assert found == told
 
 
 def test_what_fails_is_asked_again() -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from itertools import pairwise
 from pathlib import Path
 
@@ -22,8 +22,15 @@ from autotune.specs import (
     Plan,
 )
 from autotune.specs.regression import AlertChannel, CauseKind, Check, CheckState, VerdictKind
-from autotune.tuning.regression.fleet import PRINCIPAL, advance_after, advance_regression, start_regression
+from autotune.tuning.regression.fleet import (
+    PRINCIPAL,
+    advance_after,
+    advance_check,
+    advance_regression,
+    start_regression,
+)
 from autotune.tuning.regression.protocol import order_of
+from autotune.tuning.regression.turns import on_turn
 from benchmarks.regression_machine import Machine, Noises
 from storage import SqlStore, open_store
 
@@ -212,6 +219,67 @@ def test_a_check_of_an_environment_that_is_gone_ends_and_the_next_night_is_of_th
     assert ended.state is CheckState.ABANDONED
     assert [(job.state, job.failure) for job in world.store.jobs()] == [(JobState.ENDED, FailureKind.CANCELLED)]
     assert verdict(world.night()) is VerdictKind.BASELINE  # of the new environment, on the nodes that have it
+
+
+def test_a_check_whose_nodes_stay_away_ends_though_it_is_not_its_turn(
+    world: NightWorld, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    world.machine.visit()
+    world.start()
+    world.advance()
+    world.settle()
+    world.advance()  # its second job waits
+    for name in ("a", "b"):
+        world.store.set_node_state(name, NodeState.QUARANTINED, "away")
+    assert world.advance() == []
+    monkeypatch.setattr("autotune.tuning.regression.protocol.MOST_PAUSE", timedelta(seconds=-1))
+    (ended,) = world.advance()
+    assert ended.state is CheckState.ABANDONED
+    assert [job.failure for job in world.store.jobs() if job.state is JobState.ENDED][-1] is FailureKind.CANCELLED
+
+
+def test_what_was_measured_after_too_long_a_pause_is_not_a_part_of_the_check(
+    world: NightWorld, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    world.machine.visit()
+    world.start()
+    world.advance()
+    world.settle()
+    world.advance()
+    world.settle()  # granted long after the first one had ended
+    monkeypatch.setattr("autotune.tuning.regression.protocol.MOST_PAUSE", timedelta(seconds=-1))
+    (ended,) = world.advance()
+    assert ended.state is CheckState.ABANDONED
+    assert [item.number for item in world.store.measurements(ended.id)] == [0]  # type: ignore[attr-defined]
+
+
+def test_a_sweep_that_comes_late_leaves_a_check_alone_that_another_one_ended(world: NightWorld) -> None:
+    assert isinstance(world.store, SqlStore)
+    world.machine.visit()
+    world.start()
+    world.advance()
+    world.settle()
+    (seen,) = world.store.checks(state=CheckState.RUNNING)
+    world.store.abandon_check(seen.id)
+    assert advance_check(world.store, world.mail, world.merge, seen) is None
+    assert world.store.measurements(seen.id) == []
+
+
+def test_only_nodes_of_its_environment_make_it_a_checks_turn() -> None:
+    def check(name: str, environment: str) -> Check:
+        return Check.model_construct(
+            id=name, pool="box", environment_key=environment, gpu_s=0.0, started_at=datetime(2026, 5, 4, tzinfo=UTC)
+        )
+
+    pair, other, anywhere = check("1-pair", "old"), check("2-one", "old"), check("3-one", "")
+    nodes = {"1-pair": 2, "2-one": 1, "3-one": 1}
+    running = [anywhere, other, pair]
+    assert on_turn(running, lambda each: nodes[each.id], {("box", "old"): 1, ("box", "new"): 1, ("box", ""): 2}) == [
+        other,
+        anywhere,
+    ]
+    assert on_turn(running, lambda each: nodes[each.id], {("box", "old"): 2, ("box", ""): 2}) == [pair, anywhere]
+    assert on_turn(running, lambda each: nodes[each.id], {}) == []
 
 
 def test_what_is_not_sent_is_found_by_the_sweep(world: NightWorld) -> None:

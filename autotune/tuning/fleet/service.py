@@ -311,7 +311,8 @@ def request_key(tuning: Tuning) -> str:
         "seed": tuning.seed,
         "cold": tuning.cold,
         "sampler": tuning.sampler.value,
-        "history": tuning.history,
     }
+    if tuning.history:
+        parts["history"] = tuning.history
     text = json.dumps(parts, sort_keys=True, separators=(",", ":"))
     return hashlib.sha256(text.encode()).hexdigest()

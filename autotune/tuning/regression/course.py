@@ -58,10 +58,18 @@ class Stand:
     background: Background
 
 
-def background_of(store: RegressionStore, entry: BestEntry, fingerprint_key: str) -> Background:
-    """What a check of an entry is judged against, in the environment of that fingerprint."""
-    same_plan = store.checks(series=series_of(entry), state=CheckState.DONE, limit=MOST_CHECKS)[::-1]
-    same_cluster = store.checks(cluster_key=entry.cluster.key, state=CheckState.DONE, limit=MOST_CHECKS)[::-1]
+def background_of(store: RegressionStore, entry: BestEntry, fingerprint_key: str, *, without: str = "") -> Background:
+    """What a check of an entry is judged against, in the environment of that fingerprint.
+
+    Args:
+        store: has the checks.
+        entry: what is checked.
+        fingerprint_key: of the environment now.
+        without: a check that is no part of it: the one that is judged, which somebody else may have ended just now.
+    """
+    plans = store.checks(series=series_of(entry), state=CheckState.DONE, limit=MOST_CHECKS)[::-1]
+    cluster = store.checks(cluster_key=entry.cluster.key, state=CheckState.DONE, limit=MOST_CHECKS)[::-1]
+    same_plan, same_cluster = ([each for each in found if each.id != without] for found in (plans, cluster))
     keys = {check.fingerprint_key for check in same_plan if check.fingerprint_key}
     before: dict[str, Fingerprint] = {key: store.fingerprint(key) for key in keys}
     return Background(
@@ -75,7 +83,9 @@ def background_of(store: RegressionStore, entry: BestEntry, fingerprint_key: str
 
 def stand_of(store: RegressionStore, check: Check, background: Background | None = None) -> Stand:
     """Where a check stands after all measurements that the store holds."""
-    background = background or background_of(store, store.best_entry(check.entry_id), check.fingerprint_key)
+    background = background or background_of(
+        store, store.best_entry(check.entry_id), check.fingerprint_key, without=check.id
+    )
     done = store.measurements(check.id)
     conclusion = conclude(check, done, background)
     wanted = next_request(background.entry, done, again=conclusion.again)

@@ -9,7 +9,9 @@ from __future__ import annotations
 
 import logging
 import uuid
+from collections import Counter
 from collections.abc import Collection, Sequence
+from datetime import datetime
 
 from autotune.errors import AutotuneError, StoreConflictError, UnknownNameError
 from autotune.specs import BestEntry, Budget, ClusterSpec, Job, JobPurpose, JobState, Node
@@ -80,9 +82,14 @@ def advance_regression(
         channels: where incidents are told.
     """
     ended = []
-    for check in _on_turn(store):
+    running = [check for check in store.checks(state=CheckState.RUNNING, limit=1000) if check.pool]
+    measuring = {check.id for check in _on_turn(store, running)}
+    for check in running:
         try:
-            found = advance_check(store, queue, merge, check, channels=channels)
+            if check.id in measuring:
+                found = advance_check(store, queue, merge, check, channels=channels)
+            else:
+                found = _abandoned(store, check, stand_of(store, check))
         except Exception:
             log.exception("check %s could not be advanced", check.id)
             continue
@@ -121,18 +128,19 @@ def advance_check(
 ) -> Check | None:
     """Moves one check on; returns it if it ended now, with a result or, as `_is_over` says, without."""
     while (stand := stand_of(store, check)).wanted is not None:
+        if (over := _abandoned(store, check, stand)) is not None:
+            return over
         job = _job(store, check, stand.wanted)
         if job is None:
-            if _is_over(store, check, stand):
-                return _abandon(store, check)
             _dispatch(store, check, stand.background.entry, stand.wanted)
             queue.schedule(check.pool)
             return None
         if job.state is not JobState.ENDED:
-            waits_in_vain = job.state is JobState.QUEUED and _is_over(store, check, stand)
-            return _abandon(store, check) if waits_in_vain and store.cancel_job(job.id) else None
+            return None
         found = measured(stand.wanted, merge(job).outcome, job.ended_at or store.now())
-        store.add_measurement(check.id, found if found.trace is None else _on_nodes(found, found.trace, job))
+        added = store.add_measurement(check.id, found if found.trace is None else _on_nodes(found, found.trace, job))
+        if not added and store.check(check.id).state is not CheckState.RUNNING:
+            return None  # somebody has ended it meanwhile
     return end(store, check, stand, channels=channels, now=store.now())
 
 
@@ -143,17 +151,38 @@ def _on_nodes(measurement: CheckMeasurement, trace: StepTrace, job: Job) -> Chec
     return measurement.model_copy(update={"trace": trace.model_copy(update={"ranks": ranks})})
 
 
-def _on_turn(store: FleetRegressionStore) -> Sequence[Check]:
+def _on_turn(store: FleetRegressionStore, running: Sequence[Check]) -> Sequence[Check]:
     """Checks of the fleet that measure now; see regression.turns."""
-    running = [check for check in store.checks(state=CheckState.RUNNING, limit=1000) if check.pool]
-    ready = {pool: len(_ready(store, pool)) for pool in {check.pool for check in running}}
+    ready = Counter[tuple[str, str]]()
+    for pool in {check.pool for check in running}:
+        nodes = _ready(store, pool)
+        ready.update((pool, node.environment_key) for node in nodes)
+        ready[pool, ""] = len(nodes)
     return on_turn(running, lambda check: store.best_entry(check.entry_id).cluster.nodes, ready)
 
 
-def _is_over(store: FleetRegressionStore, check: Check, stand: Stand) -> bool:
+def _abandoned(store: FleetRegressionStore, check: Check, stand: Stand) -> Check | None:
+    """The check without a result, where it can only wait in vain, or has for too long; None where it goes on.
+
+    Its job is cancelled first: whoever dies in between leaves one that tells the next one so.
+    """
+    if stand.wanted is None:
+        return None
+    job = _job(store, check, stand.wanted)
+    if job is not None and job.state is JobState.QUEUED and _is_over(store, check, stand, store.now()):
+        store.cancel_job(job.id)
+        job = store.job(job.id)
+    cancelled = job is not None and job.cancelled
+    late = job is not None and job.granted_at is not None and _paused(store, check, stand, job.granted_at)
+    if cancelled or late or (job is None and _is_over(store, check, stand, store.now())):
+        store.abandon_check(check.id)
+        return store.check(check.id)
+    return None
+
+
+def _is_over(store: FleetRegressionStore, check: Check, stand: Stand, now: datetime) -> bool:
     """Whether what a check measures next would be of another time than what it has, or its environment has gone."""
-    assert stand.wanted is not None
-    if stand.wanted.number and is_interrupted(store.measurements(check.id), check.started_at, store.now()):
+    if _paused(store, check, stand, now):
         return True
     ready = _ready(store, check.pool)
     alike = sum(node.environment_key == check.environment_key for node in ready)
@@ -161,9 +190,10 @@ def _is_over(store: FleetRegressionStore, check: Check, stand: Stand) -> bool:
     return gone and alike < stand.background.entry.cluster.nodes
 
 
-def _abandon(store: FleetRegressionStore, check: Check) -> Check:
-    store.abandon_check(check.id)
-    return store.check(check.id)
+def _paused(store: FleetRegressionStore, check: Check, stand: Stand, until: datetime) -> bool:
+    """Whether what would be measured at that moment is of another time than what the check has."""
+    assert stand.wanted is not None
+    return bool(stand.wanted.number) and is_interrupted(store.measurements(check.id), check.started_at, until)
 
 
 def _environment(store: FleetRegressionStore, pool: str) -> str:

@@ -11,19 +11,22 @@ from collections.abc import Callable, Mapping, Sequence
 from autotune.specs.regression import Check
 
 
-def on_turn(running: Sequence[Check], nodes_of: Callable[[Check], int], ready: Mapping[str, int]) -> list[Check]:
-    """The checks that measure now: as many as the ready nodes of their pools hold side by side.
+def on_turn(
+    running: Sequence[Check], nodes_of: Callable[[Check], int], ready: Mapping[tuple[str, str], int]
+) -> list[Check]:
+    """The checks that measure now: as many as the ready nodes of their pools and environments hold side by side.
 
     Those that have begun come first, then those that were chosen first.
 
     Args:
         running: checks of any pools.
         nodes_of: how many nodes a check needs.
-        ready: how many each pool has.
+        ready: how many there are of each pool and environment key; under an empty key, of any environment.
     """
     left, found = dict(ready), []
     for check in sorted(running, key=lambda each: (each.gpu_s == 0.0, each.started_at, each.id)):
-        if left[check.pool] and (nodes := nodes_of(check)) <= left[check.pool]:
-            left[check.pool] -= nodes
+        where = (check.pool, check.environment_key)
+        if (nodes := nodes_of(check)) <= left.get(where, 0):
+            left[where] -= nodes
             found.append(check)
     return found
