@@ -158,11 +158,13 @@ def restore(
 @app.command()
 def compact(
     older_than: Annotated[
-        int, typer.Option("--older-than", min=0, metavar="DAYS", help="Age of what is compacted.")
+        int, typer.Option("--older-than", min=0, max=36_500, metavar="DAYS", help="Age of what is compacted.")
     ] = 90,
     keep: Annotated[
         int,
-        typer.Option("--keep", min=1, metavar="N", help="Newest readings of each collective that stay as they are."),
+        typer.Option(
+            "--keep", min=1, max=10**9, metavar="N", help="Newest readings of each collective that stay as they are."
+        ),
     ] = 20,
     db: options.Database = None,
     as_json: options.AsJson = False,

@@ -152,7 +152,10 @@ def known_list(
         str | None, typer.Option("--source", metavar="SOURCE", help="`measured`, or the name of an import.")
     ] = None,
     history: Annotated[bool, typer.Option("--history", help="Entries that were superseded, too.")] = False,
-    before: Annotated[int | None, typer.Option("--before", metavar="ENTRY", help="Entries older than this.")] = None,
+    before: Annotated[
+        int | None,
+        typer.Option("--before", min=1, max=options.MOST_ID, metavar="ENTRY", help="Entries older than this."),
+    ] = None,
     limit: Annotated[int, typer.Option("--limit", min=1, max=1_000_000, help="Entries at most, newest first.")] = 50,
     db: options.Database = None,
     as_json: options.AsJson = False,
@@ -185,8 +188,11 @@ def known_list(
 
 @app.command("compare")
 def known_compare(
-    one: Annotated[int, typer.Argument(metavar="ENTRY", help="An entry's number (autotune known list).")],
-    other: Annotated[int, typer.Argument(metavar="ENTRY", help="Another one.")],
+    one: Annotated[
+        int,
+        typer.Argument(min=1, max=options.MOST_ID, metavar="ENTRY", help="An entry's number (autotune known list)."),
+    ],
+    other: Annotated[int, typer.Argument(min=1, max=options.MOST_ID, metavar="ENTRY", help="Another one.")],
     db: options.Database = None,
     as_json: options.AsJson = False,
 ) -> None:

@@ -33,7 +33,13 @@ MOST_HISTORY = 1_000_000
 def run(
     entry: Annotated[
         list[int] | None,
-        typer.Option("--entry", metavar="N", help="Check this entry (autotune known list); may be repeated."),
+        typer.Option(
+            "--entry",
+            min=1,
+            max=options.MOST_ID,
+            metavar="N",
+            help="Check this entry (autotune known list); may be repeated.",
+        ),
     ] = None,
     budget_gpu_s: Annotated[
         float | None,
@@ -149,7 +155,9 @@ def status(db: options.Database = None, as_json: options.AsJson = False) -> int:
 
 @app.command()
 def history(
-    entry: Annotated[int | None, typer.Option("--entry", metavar="N", help="Of this entry's plan only.")] = None,
+    entry: Annotated[
+        int | None, typer.Option("--entry", min=1, max=options.MOST_ID, metavar="N", help="Of this entry's plan only.")
+    ] = None,
     limit: Annotated[int, typer.Option("--limit", min=1, max=MOST_HISTORY, help="Checks at most, newest first.")] = 50,
     db: options.Database = None,
     as_json: options.AsJson = False,

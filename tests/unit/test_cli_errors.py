@@ -40,6 +40,11 @@ def assert_refused(done: Done, status: int, *words: str) -> None:
     ("arguments", "words"),
     [
         (("gpus", "a100-96gb"), ("a100-96gb", "a100-80gb-sxm")),
+        (("db", "compact", "--older-than", "1000000"), ("--older-than", "36500")),
+        (("db", "compact", "--keep", "9" * 20), ("--keep", "1000000000")),
+        (("known", "list", "--before", "9" * 20), ("--before", "9223372036854775807")),
+        (("known", "compare", "9" * 20, "1"), ("ENTRY", "9223372036854775807")),
+        (("regress", "history", "--entry", "9" * 20), ("--entry", "9223372036854775807")),
         (("plan", "--cluster", "q100:1x8"), ("q100",)),
         (("plan", "--cluster", "a100-80gb-sxm:0x8"), ("a100-80gb-sxm:0x8", "GPU:NODESxGPUS_PER_NODE")),
         (("plan", "--cluster", "nowhere"), ("nowhere", "stored cluster")),
