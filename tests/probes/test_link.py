@@ -6,7 +6,7 @@ import os
 import shutil
 import subprocess
 import uuid
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -100,11 +100,11 @@ def read(prober: LocalProber, op: CollectiveOp, group_size: int, stride: int) ->
     return reading
 
 
-def fastest_busbw(prober: LocalProber, op: CollectiveOp, expected: float, *, stride: int) -> float:
+def fastest_busbw(read_once: Callable[[], CollectiveReading], expected: float) -> float:
     """Of several readings; none is taken after one that is fast enough."""
     fastest = 0.0
     for _ in range(TRIES):
-        fastest = max(fastest, read(prober, op, 2, stride).busbw_bytes_per_s)
+        fastest = max(fastest, read_once().busbw_bytes_per_s)
         if fastest >= expected * (1 - TOLERANCE):
             break
     return fastest
@@ -112,7 +112,8 @@ def fastest_busbw(prober: LocalProber, op: CollectiveOp, expected: float, *, str
 
 @pytest.mark.parametrize("op", [CollectiveOp.SEND_RECV, CollectiveOp.ALL_REDUCE])
 def test_a_limited_link_is_read_as_what_it_is(limited: LocalProber, op: CollectiveOp) -> None:
-    assert fastest_busbw(limited, op, LIMIT_BYTES_PER_S, stride=1) == pytest.approx(LIMIT_BYTES_PER_S, rel=TOLERANCE)
+    fastest = fastest_busbw(lambda: read(limited, op, 2, 1), LIMIT_BYTES_PER_S)
+    assert fastest == pytest.approx(LIMIT_BYTES_PER_S, rel=TOLERANCE)
 
 
 @pytest.mark.parametrize("op", [CollectiveOp.ALL_GATHER, CollectiveOp.REDUCE_SCATTER, CollectiveOp.ALL_TO_ALL])
@@ -130,7 +131,7 @@ def test_groups_that_share_a_link_share_its_speed(tmp_path: Path) -> None:
         inside = read(prober, CollectiveOp.SEND_RECV, 2, 1)
         assert inside.busbw_bytes_per_s > 2 * LIMIT_BYTES_PER_S
         shared = LIMIT_BYTES_PER_S / 2
-        across = fastest_busbw(prober, CollectiveOp.SEND_RECV, shared, stride=2)
+        across = fastest_busbw(lambda: read(prober, CollectiveOp.SEND_RECV, 2, 2), shared)
         assert across == pytest.approx(shared, rel=TOLERANCE)
 
 
