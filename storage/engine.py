@@ -68,11 +68,14 @@ def build_engine(location: Location, *, read_only: bool) -> Engine:
     if location.path is not None:
         return _sqlite_engine(location.path, read_only=read_only)
     try:
-        engine = create_engine(
-            location.url, pool_pre_ping=True, pool_size=POOL_SIZE, max_overflow=0, connect_args=_beside(location.url)
-        )
+        from storage.row_by_row import RowByRow
     except ImportError:
         raise StoreError("PostgreSQL needs the driver psycopg: pip install 'autotune[postgres]'") from None
+    arguments = {"cursor_factory": RowByRow} | _beside(location.url)
+    engine = create_engine(
+        location.url, pool_pre_ping=True, pool_size=POOL_SIZE, max_overflow=0, connect_args=arguments
+    )
+    engine.dialect.use_insertmanyvalues_wo_returning = True  # many rows in one statement
     return engine.execution_options(postgresql_readonly=True) if read_only else engine
 
 

@@ -9,7 +9,7 @@ from contextlib import closing, contextmanager
 from typing import TYPE_CHECKING
 
 from autotune import wiring
-from autotune.errors import InputError
+from autotune.errors import AutotuneError, InputError
 from workers.app import SWEEP_QUEUE, TUNER_QUEUE, create_app, node_queue, pool_queue
 from workers.hands import TunerHands
 from workers.node import NodeHands
@@ -50,6 +50,7 @@ def run_node(settings: Settings, options: NodeOptions, *, patience_s: float) -> 
         close=lazy.close,
         pulse=pulse,
         send_canary=lambda: queue.canary(node.name, node.session),
+        keeps_name=lambda: _keeps_name(settings, node),
         patience_s=patience_s,
     )
     if pulse.evicted:
@@ -62,6 +63,15 @@ def _register(settings: Settings, options: NodeOptions, queue: CeleryQueue) -> N
         inventory = wiring.read_inventory(settings, options.cluster, options.slots)
         queue.clear(options.name)
         return register(store, options, inventory)
+
+
+def _keeps_name(settings: Settings, node: Node) -> bool:
+    """Whether no other worker's session has the node, or the database does not tell."""
+    try:
+        with closing(wiring.open_store(settings.database_url)) as store:
+            return store.node(node.name).session in {node.session, ""}
+    except AutotuneError:
+        return True
 
 
 def _node_hands(settings: Settings, options: NodeOptions, node: Node, pulse: Pulse) -> NodeHands:
@@ -99,6 +109,7 @@ def run_tuner(settings: Settings, *, name: str | None, concurrency: int, patienc
         close=lazy.close,
         pulse=pulse,
         send_canary=lambda: queue.canary(own, own),
+        keeps_name=lambda: True,
         patience_s=patience_s,
     )
 

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import random
 import threading
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import TypeVar
+from urllib.parse import quote
 
+import psycopg
 import pytest
 from fleet_records import (
     LONG_S,
@@ -242,3 +245,30 @@ def test_a_connection_lost_in_mid_transaction_is_an_error_and_writes_nothing(pos
         assert [each.id for each in store.jobs()] == ["job-1"]
         postgres.execute(cut)  # while the store is idle: it finds the dead connection and takes a new one
         assert granted(store, job("job-3")).state is JobState.GRANTED
+
+
+def test_a_process_frozen_between_two_rows_keeps_no_lock(postgres: PostgresServer) -> None:
+    name = postgres.create_database()
+    held = f"SELECT 1 FROM pg_locks JOIN pg_database d ON d.oid = database AND datname = '{name}'"
+
+    def rows() -> Iterator[tuple[str, str]]:
+        """The second one is not sent before the server has given its sender up, or for 20 s."""
+        yield "first", "a"
+        deadline = time.monotonic() + 20.0
+        with psycopg.connect(postgres.url(), autocommit=True) as beside:
+            while beside.execute(held).fetchone() and time.monotonic() < deadline:  # type: ignore[call-overload]
+                time.sleep(0.02)
+        yield "second", "b"
+
+    def write_rows(store: SqlStore) -> None:
+        with store.writing() as session:
+            cursor = session.connection().connection.cursor()
+            cursor.executemany("UPDATE nodes SET reason = %s WHERE name = %s", rows())
+
+    options = quote("-c idle_in_transaction_session_timeout=200")
+    with open_store(f"{postgres.url(name)}?options={options}") as store:
+        store.register_node(node("a"))
+        store.register_node(node("b"))
+        with pytest.raises(StoreError, match=name):
+            write_rows(store)
+        assert [each.reason for each in store.nodes()] == ["", ""]

@@ -162,12 +162,14 @@ class Crew:
         self.workers.append(worker)
         return worker
 
-    def start_node(self, name: str, address: str = "127.0.0.1", **environment: str) -> Worker:
+    def start_node(
+        self, name: str, address: str = "127.0.0.1", patience: Sequence[str] = PATIENCE, **environment: str
+    ) -> Worker:
         """Starts a node of the pool."""
         cluster = self.folder / "pool.yaml"
         cluster.write_text(pool_cluster().to_yaml())
         place = ["--cluster", str(cluster), "--address", address]
-        return self.start(name, *autotune("worker", "--name", name, *place, *PATIENCE), **environment)
+        return self.start(name, *autotune("worker", "--name", name, *place, *patience), **environment)
 
     def start_tuner(self, *more: str) -> Worker:
         """Starts a tuner."""
@@ -200,7 +202,11 @@ class Crew:
             assert worker.process.poll() is None, worker.log
             return worker.says(" ready.")
 
-        wait_for("a worker that is ready", is_ready)
+        try:
+            wait_for("a worker that is ready", is_ready)
+        except AssertionError as error:
+            worker.process.send_signal(signal.SIGUSR1)  # Celery's: tells where each of its threads is
+            raise AssertionError(f"{error}: {worker.log}") from error
 
     def submit(self, nodes: int) -> Tuning:
         """A request to tune the smallest model on that many nodes."""

@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 import signal
+import subprocess
+import sys
+from pathlib import Path
 
 from crew import LONG, QUICK, Crew, assert_gone, wait_for
 
 from autotune.errors import InputError
 from autotune.specs import FailureKind, Job
+
+IMPATIENT = ("--patience", "3")
 
 
 def assert_retried(crew: Crew, job: Job) -> None:
@@ -62,7 +67,8 @@ def test_a_stopped_rank_is_a_hang_of_its_node(crew: Crew) -> None:
     rank.send_signal(signal.SIGSTOP)
     ended = crew.wait_ended(job)
     assert ended.failure is FailureKind.HANG
-    assert [incident.node for incident in crew.store.incidents() if incident.job_id == job.id] == ["b"]
+    blamed = wait_for("blame", lambda: [each.node for each in crew.store.incidents() if each.job_id == job.id])
+    assert blamed == ["b"]
     assert_gone([rank])
 
 
@@ -85,8 +91,44 @@ def test_a_hung_worker_that_was_replaced_ends_when_it_comes_back(crew: Crew) -> 
     assert_gone(family)
 
 
+def test_a_worker_whose_child_hangs_ends_if_it_was_replaced(crew: Crew) -> None:
+    old = crew.start_node("c", "127.0.0.3", IMPATIENT)
+    crew.wait_ready(old)
+    family = old.family
+    for child in family[1:]:
+        child.send_signal(signal.SIGSTOP)
+    new = crew.start_node("c", "127.0.0.3")
+    crew.wait_ready(new)
+    session = crew.store.node("c").session
+    wait_for("the old worker ends", lambda: old.process.poll() is not None)
+    assert old.process.returncode == InputError.exit_code
+    assert old.says("another worker has registered as this node: this one ends")
+    assert_gone(family)
+    assert crew.store.node("c").session == session
+    assert new.end() == 0
+
+
+def test_a_worker_whose_watch_is_stuck_starts_itself_again(tmp_path: Path) -> None:
+    mark = tmp_path / "started"
+    code = f"""if True:
+        import pathlib, sys, threading, time
+        import workers.watch
+        from workers.pulse import Pulse
+        mark = pathlib.Path({str(mark)!r})
+        if mark.exists():
+            sys.exit("the second start")
+        mark.touch()
+        workers.watch._QUIET_S, workers.watch._STUCK_LOOK_S = -1.0, 0.01
+        workers.watch.Watch(Pulse(), threading.Event().wait, lambda: True, patience_s=60.0).start()
+        time.sleep(60)
+    """
+    ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False)
+    assert (ended.returncode, ended.stderr.splitlines()[-1]) == (1, "the second start")
+    assert "in waited_s" in ended.stderr
+
+
 def test_a_worker_whose_child_hangs_starts_itself_again(crew: Crew) -> None:
-    worker = crew.start_tuner("--patience", "3", "--name", "impatient")
+    worker = crew.start_tuner(*IMPATIENT, "--name", "impatient")
     crew.wait_ready(worker)
     for child in worker.children:
         child.send_signal(signal.SIGSTOP)
