@@ -121,7 +121,7 @@ class JobStore(SessionStore):
             if row.tuning_id is not None or row.state != JobState.QUEUED.value:
                 return False
             row.cancelled = True
-            _end_queued(session, row, database_now(session))
+            end_queued(session, row, database_now(session))
             return True
 
     def cancel_jobs(self, tuning_id: str) -> Sequence[Job]:
@@ -137,7 +137,7 @@ class JobStore(SessionStore):
             for row in rows:
                 row.cancelled = row.cancelled or row.state != JobState.ENDED.value
                 if row.state == JobState.QUEUED.value:
-                    _end_queued(session, row, now)
+                    end_queued(session, row, now)
             session.flush()
             return [fleet_rows.job_of(row) for row in rows if row.state == JobState.GRANTED.value]
 
@@ -169,7 +169,8 @@ def _require_claim(job: Job, tuning: TuningRow | None, owner: str) -> None:
         raise StoreConflictError(f"tuning {tuning.id!r} has ended already: it is {tuning.state}")
 
 
-def _end_queued(session: Session, row: JobRow, now: datetime) -> None:
+def end_queued(session: Session, row: JobRow, now: datetime) -> None:
+    """Ends a locked job that is QUEUED as CANCELLED, and its trial with it."""
     failure = Failure(kind=FailureKind.CANCELLED, message="cancelled before it began")
     row.state, row.ended_at = JobState.ENDED.value, now
     row.failure_kind, row.message = failure.kind.value, failure.message

@@ -8,10 +8,11 @@ from sqlalchemy import or_, select, update
 from sqlalchemy.orm import Session
 
 from autotune.errors import StoreConflictError, UnknownNameError
-from autotune.specs import Node, NodeIncident, NodeState
+from autotune.specs import JobState, Node, NodeIncident, NodeState
 from storage import fleet_rows
 from storage.clock import database_now
-from storage.fleet_tables import IncidentRow, LeaseRow, NodeRow
+from storage.fleet_tables import IncidentRow, JobRow, LeaseRow, NodeRow
+from storage.jobs import end_queued
 from storage.members import lock_jobs, lose_members
 from storage.session import NAMES_SHOWN, RacedError, SessionStore, again, flush_new
 
@@ -33,10 +34,14 @@ class NodeStore(SessionStore):
     def forget_node(self, name: str, *, silent_s: float) -> None:
         """Takes a dead node out of the list until a worker registers it again. What names it stays, so does its state.
 
+        Its queued health probes end: nobody else may run them.
+
         Raises UnknownNameError, and StoreConflictError where a job holds it or its worker was heard of in the last
         `silent_s` seconds.
         """
         with self.writing() as session:
+            queued = select(JobRow.id).where(JobRow.only_node == name, JobRow.state == JobState.QUEUED.value)
+            probes = lock_jobs(session, session.scalars(queued).all())
             gang = lock_gang(session, [name])
             row = next((row for row in gang if row.name == name and row.forgotten_at is None), None)
             row = row or _unknown(session, name)
@@ -51,6 +56,9 @@ class NodeStore(SessionStore):
                 )
             forget_worlds(gang, {row.world_id})
             row.session, row.forgotten_at = "", now
+            for probe in probes:
+                if probe.state == JobState.QUEUED.value:
+                    end_queued(session, probe, now)
 
     def nodes(self, pool: str | None = None) -> Sequence[Node]:
         """Nodes by name."""

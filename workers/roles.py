@@ -24,6 +24,9 @@ if TYPE_CHECKING:
     from autotune.specs import Node
     from autotune.tuning.fleet_ports import FleetStore
 
+# On a machine that it shares with API, databases or ranks, those go first: a decision can wait.
+_TUNER_NICE = 10
+
 
 def run_node(settings: Settings, options: NodeOptions, *, patience_s: float) -> int:
     """Registers this machine as a node and serves until SIGTERM; returns the exit status.
@@ -89,6 +92,7 @@ def _node_hands(settings: Settings, options: NodeOptions, node: Node, pulse: Pul
 def run_tuner(settings: Settings, *, name: str | None, concurrency: int, patience_s: float) -> int:
     """Advances tunings and sweeps until SIGTERM; returns the exit status. Raises StoreError without a database."""
     log_to_stderr()
+    _yield_to_others()
     app, queue, pulse = create_app(settings), CeleryQueue(create_app(settings)), Pulse()
     with _opened_before_the_fork(settings):
         pass
@@ -112,6 +116,12 @@ def run_tuner(settings: Settings, *, name: str | None, concurrency: int, patienc
         keeps_name=lambda: True,
         patience_s=patience_s,
     )
+
+
+def _yield_to_others() -> None:
+    """Lowers this process's priority, and that of the children it will have; not further if it was started so."""
+    priority = os.getpriority(os.PRIO_PROCESS, 0)
+    os.setpriority(os.PRIO_PROCESS, 0, max(priority, _TUNER_NICE))
 
 
 def _tuner_hands(settings: Settings) -> TunerHands:

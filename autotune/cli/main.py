@@ -136,7 +136,7 @@ def _run(arguments: Sequence[str]) -> int:
     except AutotuneError as error:
         return _report(error, as_json=as_json)
     except _UsageError as error:
-        return _report_usage(error, as_json=as_json)
+        return _report_usage(error, arguments, as_json=as_json)
     except (KeyboardInterrupt, typer.Abort):
         output.print_error("interrupted")
         return 130
@@ -166,13 +166,29 @@ def _report(error: AutotuneError, *, as_json: bool) -> int:
     return error.exit_code
 
 
-def _report_usage(error: Exception, *, as_json: bool) -> int:
+def _report_usage(error: Exception, arguments: Sequence[str], *, as_json: bool) -> int:
     context = getattr(error, "ctx", None)
     command = context.command_path if context else "autotune"
     message = str(getattr(error, "format_message", error.__str__)())
     if not message:  # a group without a command: typer has printed its help
         return InputError.exit_code
     if as_json:
-        output.print_json({"error": {"what": command, "value": None, "allowed": None, "message": message}})
+        option = next(iter(getattr(getattr(error, "param", None), "opts", ())), None)
+        value = None if option is None else _given(option, arguments)
+        allowed = None if value is None else str(getattr(error, "message", "")) or None
+        output.print_json(
+            {"error": {"what": option or command, "value": value, "allowed": allowed, "message": message}}
+        )
     output.print_error(f"{command}: {message} (see {command} --help)")
     return InputError.exit_code
+
+
+def _given(option: str, arguments: Sequence[str]) -> str | None:
+    """What a command line gives an option last; None where it does not."""
+    found = None
+    for name, following in zip(arguments, [*arguments[1:], None], strict=True):
+        if name == option:
+            found = following
+        elif name.startswith(f"{option}="):
+            found = name.removeprefix(f"{option}=")
+    return found

@@ -10,7 +10,7 @@ from autotune.cli import options, output, remote, remote_fleet
 from autotune.errors import IllegalPlanError, InputError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Mapping
 
     from rich.table import Table
 
@@ -70,14 +70,16 @@ def plan(
     from autotune.search.rank import rank
     from autotune.tuning.report import ranking_data
 
+    dimensions = {
+        "tp": tp, "pp": pp, "micro_batch": micro_batch, "zero_stage": zero_stage, "recompute": recompute,
+        "sequence_parallel": sequence_parallel, "schedule": schedule,
+    }  # fmt: skip
+    _require_one_question(plan, dimensions, explain=explain, scaling=scaling)
     inputs = read_inputs(model=model, cluster=cluster, seq_len=seq_len, global_batch=global_batch, dtype=dtype, db=db)
     if plan is None or explain or scaling:
         require_bounded(inputs.model, inputs.cluster, inputs.workload)
     profile = stored_profile(inputs.cluster, db)
-    space = read_space(
-        tp=tp, pp=pp, micro_batch=micro_batch, zero_stage=zero_stage, recompute=recompute,
-        sequence_parallel=sequence_parallel, schedule=schedule,
-    )  # fmt: skip
+    space = read_space(**dimensions)
     if history is not None:
         if scaling or explain:
             raise InputError("--history", history, "it goes with neither --scaling nor --explain")
@@ -104,6 +106,17 @@ def plan(
     _print_ranking(inputs, ranking)
     if explain:
         print_explained(ranking.plans[0].plan, explanation)
+
+
+def _require_one_question(plan: str | None, dimensions: Mapping[str, object], *, explain: bool, scaling: bool) -> None:
+    """Raises InputError for options of which one would be ignored."""
+    if scaling and explain:
+        raise InputError("--explain", explain, "it does not go with --scaling: ask one after the other")
+    if plan is not None and scaling:
+        raise InputError("--plan", plan, "--scaling finds the best plan for each number of GPUs: leave one of them out")
+    given = [f"--{name.replace('_', '-')}" for name, value in dimensions.items() if value is not None]
+    if plan is not None and given and not explain:  # what it is explained by is of that space
+        raise InputError("--plan", plan, f"it is one plan, so leave out {', '.join(given)}, or write them into it")
 
 
 def read_plan(inputs: Inputs, text: str, runtime: Runtime | None = None) -> Plan:

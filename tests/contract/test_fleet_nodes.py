@@ -7,7 +7,7 @@ from fleet_records import LONG_S, MOMENT, OVER_S, POOL, granted, job, node, pair
 from store_records import CLUSTER, COLLECTIVE_OUTCOME, FINGERPRINT
 
 from autotune.errors import StoreConflictError, UnknownNameError
-from autotune.specs import FailureKind, JobState, MemberState, NodeIncident, NodeState
+from autotune.specs import FailureKind, JobPurpose, JobState, MemberState, NodeIncident, NodeState
 from autotune.tuning.fleet_ports import FleetStore
 from storage import SqlStore
 
@@ -167,6 +167,22 @@ def test_a_dead_node_is_forgotten_and_what_it_did_stays(store: SqlStore) -> None
     back = store.register_node(node("a", "s2"))
     assert (back.state, back.reason) == (NodeState.QUARANTINED, "crash of a")  # nobody becomes well by being forgotten
     assert [each.name for each in store.nodes()] == ["a", "b"]
+
+
+def test_what_only_a_forgotten_node_could_run_ends(store: SqlStore) -> None:
+    pair(store)
+    alone = CLUSTER.model_copy(update={"nodes": 1})
+    for name in ("a", "b"):
+        store.create_job(job(f"probe-{name}", purpose=JobPurpose.HEALTH, cluster=alone, only_node=name))
+    store.create_job(job("job-1"))
+    store.retire_node("a", "s1")
+    store.forget_node("a", silent_s=60.0)
+    states = {each.id: (each.state, each.failure) for each in store.jobs()}
+    assert states == {
+        "probe-a": (JobState.ENDED, FailureKind.CANCELLED),
+        "probe-b": (JobState.QUEUED, None),
+        "job-1": (JobState.QUEUED, None),
+    }
 
 
 def test_a_node_that_lives_or_is_held_is_not_forgotten(store: SqlStore) -> None:

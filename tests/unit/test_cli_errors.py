@@ -54,6 +54,9 @@ def assert_refused(done: Done, status: int, *words: str) -> None:
         (("plan", *SMALL, "--global-batch", "-1"), ("global_batch", "-1")),
         (("plan", *SMALL, "--dtype", "fp7"), ("dtype", "fp7", "bf16")),
         (("plan", *SMALL, "--tp", "two"), ("--tp", "two")),
+        (("plan", *SMALL, "--plan", "tp=2", "--scaling"), ("--plan", "tp=2", "--scaling")),
+        (("plan", *SMALL, "--plan", "tp=2", "--tp", "4", "--zero-stage", "1"), ("tp=2", "--tp, --zero-stage")),
+        (("plan", *SMALL, "--explain", "--scaling"), ("--explain", "--scaling")),
         (("plan", *SMALL, "--tp", ""), ("--tp",)),
         (("plan", *SMALL, "--zero-stage", "-1"), ("--zero-stage", "-1")),
         (("plan", *SMALL, "--recompute", "some"), ("recompute", "some", "selective")),
@@ -125,6 +128,15 @@ def test_the_error_is_an_object_with_json(autotune: Command) -> None:
     assert (error["what"], error["value"]) == ("workload: dtype", "fp7")
     assert "bf16" in error["allowed"]
     assert error["message"] in done.err
+
+
+def test_an_option_that_is_out_of_range_is_named_with_its_value_for_programs(autotune: Command) -> None:
+    done = autotune("plan", *SMALL, "--top", "0", "--json")
+    error = done.data["error"]
+    assert (done.status, error["what"], error["value"]) == (2, "--top", "0")
+    assert "1<=x<=10000" in error["allowed"]
+    nameless = autotune("plan", *SMALL, "--nothing", "--json").data["error"]
+    assert (nameless["what"], nameless["value"]) == ("autotune plan", None)
 
 
 def test_a_wrong_command_line_is_an_object_too(autotune: Command) -> None:
