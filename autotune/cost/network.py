@@ -44,11 +44,14 @@ class Cost(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Geometry:
-    """How a group lies on the nodes: `nodes` spanned by the widest group, `local` members on a node of it."""
+    """How a group lies on the nodes: `nodes` spanned by the widest group, `local` members on a node of it, `active`
+    ranks of a node in any of the groups.
+    """
 
     size: int
     nodes: int
     local: float
+    active: int
 
     @property
     def crosses_nodes(self) -> bool:
@@ -69,7 +72,8 @@ def geometry(gpus_per_node: int, devices: int, size: int, stride: int) -> Geomet
     nodes = (starts + np.arange(size) * stride) // gpus_per_node
     spanned = 1 + np.count_nonzero(np.diff(nodes, axis=1), axis=1)
     widest = int(spanned.max())
-    return Geometry(size, widest, size / widest)
+    active = min(int(np.count_nonzero(nodes == 0)), gpus_per_node, devices)
+    return Geometry(size, widest, size / widest, active)
 
 
 def ring_steps(op: CollectiveOp, size: int) -> int:
@@ -115,6 +119,11 @@ class Network:
         codes, inverse = distinct((sizes * base + strides).astype(np.int64))
         costs = np.array([self.cost(op, int(code) // base, int(code) % base) for code in codes]).reshape(-1, 2)
         return costs[inverse, 0], costs[inverse, 1]
+
+    def crossings(self, sizes: FloatColumn, strides: FloatColumn) -> FloatColumn:
+        """How many of the steps along a chain of each such group cross nodes."""
+        pairs = zip(sizes.astype(np.int64).tolist(), strides.astype(np.int64).tolist(), strict=True)
+        return np.array([self._geometry(size, stride).nodes - 1.0 for size, stride in pairs], dtype=np.float64)
 
     def dispatched_s_per_byte(self, sizes: FloatColumn, strides: FloatColumn, few: float) -> FloatColumn:
         """Seconds a byte of an all-to-all of which only the share `few` of what crosses nodes is sent; what a node gets
@@ -193,9 +202,9 @@ class Network:
         inside = self._inside_s_per_byte()
         v_node, v_cross = _two_level_traffic(fit.op, read)
         s_per_byte = ring_traffic(fit.op, fit.group_size) / fit.bytes_per_s
-        across = s_per_byte / v_cross
+        across = s_per_byte / v_cross * self._nic_share(read, fit.op) / self._nic_share(group, op)
         if inside is not None and s_per_byte < 1.1 * v_node * inside and self._cluster.inter is not None:
-            across = min(across, 1.0 / self._across_rate(read, fit.op))
+            across = min(across, 1.0 / self._across_rate(group, op))
         v_node, v_cross = _two_level_traffic(op, group)
         return Cost(
             step_latency_s(fit, read) * ring_steps(op, group.nodes),
@@ -211,12 +220,16 @@ class Network:
         return 1.0 / (link.bytes_per_s * ring_of(link).share) if link.bytes_per_s else None
 
     def _across_rate(self, group: Geometry, op: CollectiveOp) -> float:
-        """A rank's assumed share of its node's NICs, bytes a second."""
+        """A rank's assumed rate across nodes, bytes a second."""
         assert self._cluster.inter is not None  # ClusterSpec: several nodes have a link between them
-        active = min(self._cluster.gpus_per_node, self._cluster.devices)
+        return _rate(self._cluster.inter, self._cluster) * self._nic_share(group, op)
+
+    def _nic_share(self, group: Geometry, op: CollectiveOp) -> float:
+        """The share of a NIC that a rank has which sends across nodes, while all groups do."""
+        senders = group.active
         if op is CollectiveOp.SEND_RECV:
-            active = math.ceil(active / group.local)  # along a chain only a node's last member sends across
-        return _rate(self._cluster.inter, self._cluster) * min(1.0, self._cluster.nics_per_node / active)
+            senders = math.ceil(senders / group.local)  # along a chain only a node's last member sends across
+        return min(1.0, self._cluster.nics_per_node / senders)
 
     def _from_catalog(self, op: CollectiveOp, size: int, stride: int) -> Cost:
         """Two levels at once, the slower one sets the pace; the NICs of a node are shared by all its ranks.

@@ -76,6 +76,10 @@ class TimeModel:
         self._whole = _weighted(whole, [piece.total for piece in self._pieces])
         block = layouts.tp * layouts.cp * layouts.dp
         self._message = network.columns(CollectiveOp.SEND_RECV, layouts.pp, block)
+        # Along a pipeline of several stages a node few messages cross nodes; the others take a pair's time.
+        self._crossings = network.crossings(layouts.pp, block)
+        pairs = np.where((self._crossings > 0) & (self._crossings < layouts.pp - 1.0), 2.0, layouts.pp)
+        self._inner_message = network.columns(CollectiveOp.SEND_RECV, pairs, block)
         self._delay_s = 2.0 * network.host_delay_s + framework.message_s if speeds.queued else 0.0
         self._gradients = gradient_costs(model, workload, layouts, slots, parameters, network, framework)
         self._held = (parameters.dense.max(axis=0), parameters.experts.max(axis=0))
@@ -99,7 +103,7 @@ class TimeModel:
             stages = self._whole[shape] / slowest
             passes = np.maximum(m * np.minimum(stages / pp, 1.0), self._speeds.share * passes)
         busy = np.minimum(m, passes)
-        messages = self._messages(rows, np.where(pp > 1, m * vpp + pp - 1.0, 0.0))
+        messages = self._messages(rows, np.where(pp > 1, m * vpp, 0.0), pp - 1.0)
         gradients, hideable, beside, tied = communication(self._gradients, rows, paced, self._framework)
         optimizer = self._optimizer(rows)
         hidden = np.minimum(hideable, beside)
@@ -153,12 +157,18 @@ class TimeModel:
         seconds: FloatColumn = m * own + np.where(rows.schedule == ONE_F_ONE_B, one_f_one_b, others)
         return seconds
 
-    def _messages(self, rows: Rows, hops: FloatColumn) -> FloatColumn:
-        """Sends to the next stage and back, m*v of each a rank and p-1 more to fill and drain the pipeline."""
+    def _messages(self, rows: Rows, sent: FloatColumn, filling: FloatColumn) -> FloatColumn:
+        """Sends to the next stage and back: m*v of each by the rank whose messages take longest, and p-1 more to fill
+        and drain the pipeline, one between each two stages.
+        """
         size = rows.tokens * (stored_bytes(self._workload.dtype) * self._model.hidden)
         size = size / (rows.tp if self._framework.splits_messages else rows.spread)
-        once = self._message[0][rows.layout] + size * self._message[1][rows.layout]
-        return 2.0 * hops * (once + self._delay_s)
+        across, inner = (
+            alpha[rows.layout] + size * beta[rows.layout] for alpha, beta in (self._message, self._inner_message)
+        )
+        crossing = np.where(self._crossings > 0, self._crossings, self._layouts.pp - 1.0)[rows.layout]
+        seconds = (sent + crossing) * across + (filling - crossing) * inner
+        return 2.0 * (seconds + (sent + filling) * self._delay_s)
 
     def _optimizer(self, rows: Rows) -> FloatColumn:
         """Memory-bound: reads gradients and state, writes state and parameters, of the rank's shard."""
