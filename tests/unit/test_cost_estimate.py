@@ -8,6 +8,8 @@ import pytest
 from autotune.catalog import cluster_from_shorthand, model
 from autotune.cost.estimate import EstimateTable, estimate, estimate_table
 from autotune.cost.flops import model_flops_per_token
+from autotune.cost.framework import TORCH
+from autotune.cost.network import Network
 from autotune.cost.speeds import needed_bytes
 from autotune.cost.table import COLUMNS, PlanTable
 from autotune.errors import IllegalPlanError, MissingMeasurementError
@@ -15,6 +17,7 @@ from autotune.search.space import legal_plans
 from autotune.specs import (
     Basis,
     ClusterSpec,
+    CollectiveOp,
     ComputeFit,
     DType,
     Link,
@@ -226,3 +229,17 @@ def test_estimates_cover_every_kind_of_model() -> None:
         assert np.isfinite(found.step_time_s).all()
         assert (found.step_time_s > 0).all()
         assert (found.peak_memory_bytes > 0).all()
+
+
+def test_of_a_pipelines_hops_only_those_between_nodes_take_the_link_across() -> None:
+    """4 stages on 2 nodes, 2 micro-batches: 2 of each a rank and 1 of the filling cross, 2 of the filling do not."""
+    cluster = cluster_from_shorthand("a100-80gb-sxm:2x8")
+    work = Workload(seq_len=2048, global_batch=8)
+    plan = Plan(tp=4, pp=4, micro_batch=4)
+    found = estimate(LLAMA, cluster, work, plan, framework=TORCH)
+    network = Network(cluster)
+    size = 4 * 2048 * LLAMA.hidden * 2
+    across, inner = (network.cost(CollectiveOp.SEND_RECV, *group) for group in ((4, 4), (2, 4)))
+    hops = 3 * (across.alpha_s + size * across.s_per_byte) + 2 * (inner.alpha_s + size * inner.s_per_byte)
+    delays = 5 * (TORCH.message_s + 2 * network.host_delay_s)
+    assert found.seconds.pp_p2p == pytest.approx(2 * (hops + delays))

@@ -194,6 +194,31 @@ def test_another_crossing_layout_shares_the_node_rate_that_was_read() -> None:
     assert cost.alpha_s == pytest.approx(2 * 1e-5)
 
 
+@pytest.mark.parametrize(
+    ("size", "stride", "active"), [(2, 4, 4), (4, 2, 4), (8, 1, 4), (2, 2, 4), (2, 6, 2), (2, 7, 1)]
+)
+def test_the_ranks_of_a_node_that_take_part_are_counted(size: int, stride: int, active: int) -> None:
+    assert geometry(4, 8, size, stride).active == active
+
+
+@pytest.mark.parametrize(("nics", "faster"), [(1, 2.0), (2, 2.0), (3, 4 / 3), (4, 1.0)])
+def test_fewer_senders_share_the_nics_that_were_read(nics: int, faster: float) -> None:
+    """Read: 4 ranks a node send across at once. In a pipeline of two stages a node 2 do, as the first and the last
+    stage's pair of a tied embedding do."""
+    send = fit(CollectiveOp.SEND_RECV, 2, 4, 1e9, crosses=True)
+    reduce = fit(CollectiveOp.ALL_REDUCE, 2, 4, 1e9, crosses=True)
+    network = Network(cluster(2, 4, nics), profile(send, reduce))
+    assert network.cost(CollectiveOp.SEND_RECV, 2, 4).s_per_byte == pytest.approx(1e-9)
+    assert network.cost(CollectiveOp.SEND_RECV, 4, 2).s_per_byte == pytest.approx(1e-9 / faster)
+    assert network.cost(CollectiveOp.ALL_REDUCE, 2, 6).s_per_byte == pytest.approx(1e-9 / faster)
+
+
+def test_steps_of_a_chain_that_cross_nodes() -> None:
+    network = Network(cluster(2, 4))
+    sizes, strides = np.array([2.0, 2.0, 4.0, 8.0, 1.0]), np.array([4.0, 2.0, 2.0, 1.0, 8.0])
+    assert network.crossings(sizes, strides).tolist() == [1.0, 0.0, 1.0, 1.0, 0.0]
+
+
 def test_long_steps_between_nodes_delay_the_host() -> None:
     slow = fit(CollectiveOp.ALL_REDUCE, 2, 8, 3e9, crosses=True).model_copy(update={"latency_s": 0.3e-3})
     assert Network(cluster(2, 8), profile(slow)).host_delay_s == pytest.approx(HOST_SHARE * (0.3e-3 - USUAL_STEP_S))
