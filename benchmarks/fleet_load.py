@@ -1,10 +1,10 @@
 """What an API answers, and how fast, while 50 clients ask and workers tune; and behind 10,000 jobs that wait.
 
 1,000 submissions of 200 distinct requests, then 1,000 times GET /best, each by 50 clients that never rest; once more
-while nodes and tuner yield the processor to the API. One client alone, before and after 10,000 jobs of somebody else
-wait in the queue: how long a submission and GET /best take, and until a new request gets its first nodes. Two nodes of
-one CPU rank, a tuner and a beat work all the time. Ends with an AssertionError if a submission is lost or a duplicate
-is not shared. Prints JSON.
+while the nodes yield the processor to the API, as the tuner always does. One client alone, before and after 10,000 jobs
+of somebody else wait in the queue: how long a submission and GET /best take, and until a new request gets its first
+nodes. Two nodes of one CPU rank, a tuner and a beat work all the time. Ends with an AssertionError if a submission is
+lost or a duplicate is not shared. Prints JSON.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ class LoadRun:
         return {"submit": shown(answers), "best": shown(best), "submissions_per_s": rate}
 
     def many_before_others(self) -> dict[str, object]:
-        """The same, with nodes and tuner behind API and database: in a fleet they have machines of their own."""
+        """The same, with the nodes behind API and database: in a fleet they have machines of their own."""
         self._set_nice(YIELDING)
         try:
             return self.many()
@@ -70,7 +70,7 @@ class LoadRun:
             self._set_nice(0)
 
     def _set_nice(self, value: int) -> None:
-        for name in ("a", "b", "tuner"):
+        for name in ("a", "b"):
             process = psutil.Process(self._crew.part[name].process.pid)
             for each in (process, *process.children(recursive=True)):
                 each.nice(value)

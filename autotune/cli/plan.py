@@ -51,14 +51,16 @@ def plan(
 
     Speeds come from the cluster's profile if the database has one, else from the catalog.
     """
+    dimensions = {
+        "tp": tp, "pp": pp, "micro_batch": micro_batch, "zero_stage": zero_stage, "recompute": recompute,
+        "sequence_parallel": sequence_parallel, "schedule": schedule,
+    }  # fmt: skip
     if remote.asked_server():
         if plan is not None or explain or scaling or history is not None or db is not None:
             allowed = "--plan, --explain, --scaling, --history and --db work on this machine only: leave it out"
             raise InputError("--server", remote.asked_server(), allowed)
         asked = {
-            "seq_len": seq_len, "global_batch": global_batch, "dtype": dtype, "tp": tp, "pp": pp, "top": top,
-            "micro_batch": micro_batch, "zero_stage": zero_stage, "recompute": recompute,
-            "sequence_parallel": sequence_parallel, "schedule": schedule,
+            "seq_len": seq_len, "global_batch": global_batch, "dtype": dtype, "top": top, **dimensions,
         }  # fmt: skip
         remote_fleet.print_plans(model, cluster, asked, as_json=as_json)
         return
@@ -70,19 +72,13 @@ def plan(
     from autotune.search.rank import rank
     from autotune.tuning.report import ranking_data
 
-    dimensions = {
-        "tp": tp, "pp": pp, "micro_batch": micro_batch, "zero_stage": zero_stage, "recompute": recompute,
-        "sequence_parallel": sequence_parallel, "schedule": schedule,
-    }  # fmt: skip
-    _require_one_question(plan, dimensions, explain=explain, scaling=scaling)
+    _require_one_question(plan, dimensions, history, explain=explain, scaling=scaling)
     inputs = read_inputs(model=model, cluster=cluster, seq_len=seq_len, global_batch=global_batch, dtype=dtype, db=db)
     if plan is None or explain or scaling:
         require_bounded(inputs.model, inputs.cluster, inputs.workload)
     profile = stored_profile(inputs.cluster, db)
     space = read_space(**dimensions)
     if history is not None:
-        if scaling or explain:
-            raise InputError("--history", history, "it goes with neither --scaling nor --explain")
         chosen = None if plan is None else read_plan(inputs, plan)
         print_expected(
             inputs, expected_ranking(inputs, space, chosen, profile, history, db, top), history, as_json=as_json
@@ -108,8 +104,12 @@ def plan(
         print_explained(ranking.plans[0].plan, explanation)
 
 
-def _require_one_question(plan: str | None, dimensions: Mapping[str, object], *, explain: bool, scaling: bool) -> None:
+def _require_one_question(
+    plan: str | None, dimensions: Mapping[str, object], history: str | None, *, explain: bool, scaling: bool
+) -> None:
     """Raises InputError for options of which one would be ignored."""
+    if history is not None and (scaling or explain):
+        raise InputError("--history", history, "it goes with neither --scaling nor --explain")
     if scaling and explain:
         raise InputError("--explain", explain, "it does not go with --scaling: ask one after the other")
     if plan is not None and scaling:

@@ -72,8 +72,7 @@ def geometry(gpus_per_node: int, devices: int, size: int, stride: int) -> Geomet
     nodes = (starts + np.arange(size) * stride) // gpus_per_node
     spanned = 1 + np.count_nonzero(np.diff(nodes, axis=1), axis=1)
     widest = int(spanned.max())
-    active = min(int(np.count_nonzero(nodes == 0)), gpus_per_node, devices)
-    return Geometry(size, widest, size / widest, active)
+    return Geometry(size, widest, size / widest, int(np.count_nonzero(nodes == 0)))
 
 
 def ring_steps(op: CollectiveOp, size: int) -> int:

@@ -76,10 +76,10 @@ class TimeModel:
         self._whole = _weighted(whole, [piece.total for piece in self._pieces])
         block = layouts.tp * layouts.cp * layouts.dp
         self._message = network.columns(CollectiveOp.SEND_RECV, layouts.pp, block)
-        # Along a pipeline of several stages a node few messages cross nodes; the others take a pair's time.
+        # Of several stages a node only the last one's messages cross nodes; the others take what a node's stages take.
         self._crossings = network.crossings(layouts.pp, block)
-        pairs = np.where((self._crossings > 0) & (self._crossings < layouts.pp - 1.0), 2.0, layouts.pp)
-        self._inner_message = network.columns(CollectiveOp.SEND_RECV, pairs, block)
+        stages = np.ceil(layouts.pp / (self._crossings + 1.0))
+        self._inner_message = network.columns(CollectiveOp.SEND_RECV, stages, block)
         self._delay_s = 2.0 * network.host_delay_s + framework.message_s if speeds.queued else 0.0
         self._gradients = gradient_costs(model, workload, layouts, slots, parameters, network, framework)
         self._held = (parameters.dense.max(axis=0), parameters.experts.max(axis=0))
@@ -166,7 +166,7 @@ class TimeModel:
         across, inner = (
             alpha[rows.layout] + size * beta[rows.layout] for alpha, beta in (self._message, self._inner_message)
         )
-        crossing = np.where(self._crossings > 0, self._crossings, self._layouts.pp - 1.0)[rows.layout]
+        crossing = self._crossings[rows.layout]
         seconds = (sent + crossing) * across + (filling - crossing) * inner
         return 2.0 * (seconds + (sent + filling) * self._delay_s)
 

@@ -199,13 +199,12 @@ class Crew:
         """Waits until it consumes."""
 
         def is_ready() -> bool:
-            assert worker.process.poll() is None, worker.log
+            assert worker.process.poll() is None, "it has ended"
             return worker.says(" ready.")
 
         try:
             wait_for("a worker that is ready", is_ready)
         except AssertionError as error:
-            worker.process.send_signal(signal.SIGUSR1)  # Celery's: tells where each of its threads is
             raise AssertionError(f"{error}: {worker.log}") from error
 
     def submit(self, nodes: int) -> Tuning:

@@ -40,6 +40,10 @@ def loads_torch(process: psutil.Process) -> bool:
     return "libtorch" in Path(f"/proc/{process.pid}/maps").read_text(encoding="utf-8")
 
 
+def test_a_tuner_goes_after_others(crew: Crew) -> None:
+    assert {process.nice() for process in crew.part["tuner"].family} == {max(10, psutil.Process().nice())}
+
+
 def test_a_message_that_comes_twice_changes_nothing(crew: Crew) -> None:
     job = crew.wait_measuring(crew.create_job(2, LONG))
     for node in ("a", "b"):

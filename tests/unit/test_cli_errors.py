@@ -134,9 +134,7 @@ def test_an_option_that_is_out_of_range_is_named_with_its_value_for_programs(aut
     done = autotune("plan", *SMALL, "--top", "0", "--json")
     error = done.data["error"]
     assert (done.status, error["what"], error["value"]) == (2, "--top", "0")
-    assert "1" in error["allowed"]
-    nameless = autotune("plan", *SMALL, "--nothing", "--json").data["error"]
-    assert (nameless["what"], nameless["value"]) == ("autotune plan", None)
+    assert error["allowed"] in error["message"]
 
 
 def test_a_wrong_command_line_is_an_object_too(autotune: Command) -> None:
