@@ -61,6 +61,7 @@ def tuned(crew: Crew) -> Sequence[Job]:
         smallest(), pool_cluster(2), Workload(seq_len=64, global_batch=16), budget=Budget(max_trials=TRIALS),
         principal="ada",
     )  # fmt: skip
+    fleet.begin(tuning.id)
     fleet.close()
     crew.wait_done(tuning)
     jobs = crew.store.jobs(tuning_id=tuning.id)

@@ -70,7 +70,10 @@ class Intake:
         put_models(session, [tuning.model for _, tuning in new])
         if self._interests:
             wanted = [{"tuning_id": each, "principal": principal} for each, principal in sorted(self._interests)]
-            session.execute(insert(session)(InterestRow).on_conflict_do_nothing(), wanted)
+            # SQLAlchemy sends many rows in one statement only where it returns something. A round trip each would be
+            # dear in a busy process: after each of them the thread waits for the others.
+            new_one = insert(session)(InterestRow).on_conflict_do_nothing().returning(InterestRow.tuning_id)
+            session.execute(new_one, wanted)
 
     def _create(self, asked: Submission) -> TuningRow:
         row = rows.tuning_row(asked.tuning)

@@ -140,7 +140,9 @@ class World:
         """Asks for a tuning of `nodes` nodes; returns its id."""
         cluster = self.cluster.model_copy(update={"nodes": nodes})
         options.setdefault("space", SPACE)
-        tuning, _ = self.service.submit(MODEL, cluster, WORKLOAD, principal=principal, **options)  # type: ignore[arg-type]
+        tuning, created = self.service.submit(MODEL, cluster, WORKLOAD, principal=principal, **options)  # type: ignore[arg-type]
+        if created:
+            self.service.begin(tuning.id)
         return tuning.id
 
     def deliver(self, most: int = 10_000) -> int:

@@ -14,8 +14,8 @@ from datetime import UTC, datetime
 from ipaddress import ip_address
 
 from limits import RateLimitItem, parse
-from limits.storage import MemoryStorage
-from limits.strategies import FixedWindowRateLimiter
+from limits.aio.storage import MemoryStorage  # the other kind starts a thread every hundredth of a second
+from limits.aio.strategies import FixedWindowRateLimiter
 from starlette.concurrency import run_in_threadpool
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
@@ -62,18 +62,18 @@ class Gate:
         try:
             principal = await self._principal(request)
         except HTTPException:
-            self._count(f"unknown at {_address(request)}")
+            await self._count(f"unknown at {_address(request)}")
             raise
-        self._count(f"principal {principal.name}")
+        await self._count(f"principal {principal.name}")
         if not principal.role.includes(role):
             raise HTTPException(
                 403, f"this needs the role {role.value}, and {principal.name} has {principal.role.value}"
             )
         return principal
 
-    def admit_anybody(self, request: Request) -> None:
+    async def admit_anybody(self, request: Request) -> None:
         """Counts a request that needs no key by its address, apart from those whose key was refused. Raises 429."""
-        self._count(f"anybody at {_address(request)}")
+        await self._count(f"anybody at {_address(request)}")
 
     def forget(self) -> None:
         """Asks the database again for every key: one was made or revoked here."""
@@ -113,9 +113,10 @@ class Gate:
             self._keyless_until = time.monotonic() + TRUST_S
         return time.monotonic() < self._keyless_until
 
-    def _count(self, who: str) -> None:
-        if not self._limiter.hit(self._rate, who):
-            wait_s = max(1, math.ceil(self._limiter.get_window_stats(self._rate, who).reset_time - time.time()))
+    async def _count(self, who: str) -> None:
+        if not await self._limiter.hit(self._rate, who):
+            stats = await self._limiter.get_window_stats(self._rate, who)
+            wait_s = max(1, math.ceil(stats.reset_time - time.time()))
             raise HTTPException(429, f"more than {self._rate}: wait {wait_s} s", {"Retry-After": str(wait_s)})
 
 

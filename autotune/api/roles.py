@@ -62,7 +62,7 @@ class GuardedRoute(APIRoute):
         async def guarded(request: Request) -> Response:
             gate = parts_of(request).gate
             if role is None:
-                gate.admit_anybody(request)
+                await gate.admit_anybody(request)
             else:
                 request.state.principal = await gate.admit(request, role)
             return await handle(request)

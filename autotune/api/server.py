@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+
 import uvicorn
 from fastapi import FastAPI
 
@@ -12,6 +14,10 @@ from autotune.tuning.fleet_ports import FleetStore
 
 DRAIN_S = 5
 """How long answers may go on after SIGTERM; streams of events end at once and are resumed elsewhere."""
+
+
+COLLECT_AFTER = 10_000
+"""Objects made before the youngest are looked through; 700 by default, which is reached by every few requests."""
 
 
 def require_key(store: FleetStore, host: str) -> None:
@@ -26,4 +32,12 @@ def run(app: FastAPI, *, host: str, port: int) -> None:
         app, host=host, port=port, log_level="info", access_log=False, server_header=False, date_header=True,
         proxy_headers=False, timeout_graceful_shutdown=DRAIN_S, h11_max_incomplete_event_size=64 * 1024,
     )  # fmt: skip
+    _spare_what_stays()
     uvicorn.Server(config).run()
+
+
+def _spare_what_stays() -> None:
+    """Takes what was made until now out of garbage collection: to look through it stops all requests for 0.1 s."""
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(COLLECT_AFTER, *gc.get_threshold()[1:])

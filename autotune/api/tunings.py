@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Body, Header, Query, Request
+from starlette.background import BackgroundTask
 from starlette.exceptions import HTTPException
 from starlette.responses import Response
 
@@ -68,7 +69,10 @@ def submit(
         principal=principal.name,
         idempotency_key=idempotency_key,
     )
-    return Json(_submitted(tuning, created=created), 201 if created else 200, {"Location": f"/tunings/{tuning.id}"})
+    # It is stored: nobody waits for the broker to take a message, least of all for one that is away.
+    begin = BackgroundTask(parts.service.begin, tuning.id) if created else None
+    location = {"Location": f"/tunings/{tuning.id}"}
+    return Json(_submitted(tuning, created=created), 201 if created else 200, location, background=begin)
 
 
 @router.get("/tunings", responses=answer(200, TuningPage))

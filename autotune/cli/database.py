@@ -34,7 +34,8 @@ def open_to_read(db: str | None) -> closing[SqlStore]:
     from autotune.wiring import open_store
 
     if not is_there(db):
-        raise StoreError(f"there is no database yet ({database_url(db)}): autotune tune makes one")
+        url = database_url(db)
+        raise StoreError(f"there is no database yet ({url}): autotune tune makes one, or autotune db migrate")
     return closing(open_store(db, read_only=True))
 
 

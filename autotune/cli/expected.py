@@ -29,7 +29,7 @@ def expected_ranking(
     model, cluster, workload = inputs.model, inputs.cluster, inputs.workload
     table = legal_plans(model, cluster, workload, space) if plan is None else PlanTable.of([plan])
     if not len(table):
-        raise nothing_legal(model, cluster, workload, Runtime.ANY)
+        raise nothing_legal(model, cluster, workload, Runtime.ANY, space)
     with open_to_read(db) as store:
         return rank_with_history(
             model,

@@ -61,7 +61,7 @@ def rank(
     started = time.perf_counter()
     table = legal_plans(model, cluster, workload, space, runtime)
     if not len(table):
-        raise nothing_legal(model, cluster, workload, runtime)
+        raise nothing_legal(model, cluster, workload, runtime, space)
     before = time.perf_counter()
     estimates = estimate_table(model, cluster, workload, table, profile)
     fits = np.flatnonzero(estimates.fits)
@@ -162,9 +162,23 @@ def _best(estimates: EstimateTable, fits: IndexColumn, limit: int) -> IndexColum
     return fits[np.lexsort((estimates.peak_memory_bytes[fits], -speed))][:limit]
 
 
-def nothing_legal(model: ModelSpec, cluster: ClusterSpec, workload: Workload, runtime: Runtime) -> IllegalPlanError:
-    """The error for a request without a legal plan; says why the simplest plan is not."""
-    simplest = Plan(dp=cluster.devices)
-    reason = illegal_reason(model, cluster, workload, simplest, runtime)
-    hint = f"; for example {simplest.key}: {reason}" if reason else "; the space excludes every legal plan"
-    return IllegalPlanError("plans", f"{model.name} on {cluster.devices} devices", f"no plan is legal{hint}")
+def nothing_legal(
+    model: ModelSpec, cluster: ClusterSpec, workload: Workload, runtime: Runtime, space: Space = Space()
+) -> IllegalPlanError:
+    """The error for a request without a legal plan: why the simplest plan is not, or which choice no legal plan has."""
+    request = f"{model.name} on {cluster.devices} devices"
+    reason = illegal_reason(model, cluster, workload, Plan(dp=cluster.devices), runtime)
+    table = legal_plans(model, cluster, workload, Space(), runtime)
+    for name, allowed in space:
+        legal = sorted({getattr(plan, name) for plan in _one_of_each(table, name)})
+        if legal and allowed and not set(allowed) & set(legal):
+            values = ", ".join(map(str, legal))
+            return IllegalPlanError(f"space.{name}", list(allowed), f"no plan is legal: {request} takes {values}")
+    why = f"for example {Plan(dp=cluster.devices).key}: {reason}" if reason else "the space excludes every legal plan"
+    return IllegalPlanError("plans", request, f"no plan is legal; {why}")
+
+
+def _one_of_each(table: PlanTable, name: str) -> list[Plan]:
+    """A plan for each value of a column."""
+    rows = np.unique(getattr(table, name), return_index=True)[1]
+    return [table.plan(int(row)) for row in rows]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any, Self
 
@@ -15,6 +16,9 @@ from autotune.specs.documents import parse_document, read_document, to_yaml
 
 Name = Annotated[str, Field(min_length=1, max_length=200, pattern=r"^[^\x00-\x1f\x7f]+$")]
 """What a user calls a thing. Without control characters: names are printed, and a terminal obeys those."""
+
+_MOST_TOLD = 3
+"""Further wrong places that an error names."""
 
 
 class Spec(BaseModel):
@@ -81,11 +85,14 @@ def mismatch(field: str, value: object, allowed: str) -> PydanticCustomError:
 
 
 def _input_error(error: ValidationError, what: str) -> InputError:
-    """The first complaint of pydantic as one InputError; the number of further ones is told."""
+    """One complaint of pydantic as an InputError, with the places of the others.
+
+    Of several an unknown key is told: who misspelled a key that is needed has to see it, not that it is missing.
+    """
     errors = error.errors(include_url=False)
-    first = errors[0]
+    first = next((each for each in errors if each["type"] == "extra_forbidden"), errors[0])
     context = first.get("ctx", {})
-    place = ".".join(str(part) for part in first["loc"])
+    place = _place(first["loc"])
     value, message = first.get("input"), first["msg"]
     if first["type"] == "mismatch":
         place, value = ".".join(filter(None, (place, context["field"]))), context["value"]
@@ -95,5 +102,11 @@ def _input_error(error: ValidationError, what: str) -> InputError:
         message = "this key is not known"
     elif first["type"] == "int_type" and isinstance(value, float):
         message = "write a whole number without point and exponent"
-    more = f" (and {len(errors) - 1} more)" if len(errors) > 1 else ""
-    return InputError(f"{what}: {place}" if place else what, value, message + more)
+    others = [_place(each["loc"]) or "the whole" for each in errors if each is not first]
+    if others:
+        message += f" (wrong, too: {', '.join(others[:_MOST_TOLD])}{', ...' if len(others) > _MOST_TOLD else ''})"
+    return InputError(f"{what}: {place}" if place else what, value, message)
+
+
+def _place(loc: Sequence[int | str]) -> str:
+    return ".".join(str(part) for part in loc)

@@ -149,5 +149,5 @@ def check_request(model: ModelSpec, cluster: ClusterSpec, workload: Workload, sp
     """Refuses a request that cannot lead to a plan, before anything is stored or measured."""
     table = legal_plans(model, cluster, workload, space=space, runtime=Runtime.TORCH)
     if not len(table):
-        raise nothing_legal(model, cluster, workload, Runtime.TORCH)
+        raise nothing_legal(model, cluster, workload, Runtime.TORCH, space)
     nearest_misses(model, cluster, workload, table, space=space, runtime=Runtime.TORCH)

@@ -218,6 +218,7 @@ class Crew:
             seed=len(self.store.tunings_page(limit=100)),  # or it would be shared with an earlier one
             principal="ada",
         )
+        fleet.begin(submitted.id)
         fleet.close()
         assert created
         return submitted

@@ -30,6 +30,8 @@ def test_users_who_fight_for_the_same_nodes_take_turns(crew: Crew) -> None:
             )[0]
             for seed, (who, nodes) in enumerate(WANTS.items(), 7_000_000)
         ]  # fmt: skip
+        for tuning in tunings:
+            fleet.begin(tuning.id)
     wait_for("all end", lambda: all(crew.store.tuning(each.id).state.ended for each in tunings), within_s=4 * AMPLE_S)
     jobs: list[Job] = []
     for tuning in tunings:

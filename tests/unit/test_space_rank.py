@@ -41,8 +41,10 @@ def test_nothing_legal_says_why() -> None:
     narrow = LLAMA.model_copy(update={"heads": 1, "kv_heads": 1, "layers": 1})
     with pytest.raises(IllegalPlanError, match="global_batch 7 is not divisible by dp 8"):
         rank(narrow, cluster, odd)
-    with pytest.raises(IllegalPlanError, match="the space excludes every legal plan"):
+    with pytest.raises(IllegalPlanError, match=r"space\.tp: \[3\] .* on 8 devices takes 1, 2, 4, 8"):
         rank(LLAMA, cluster, WORK, Space(tp=(3,)))
+    with pytest.raises(IllegalPlanError, match="the space excludes every legal plan"):  # each of them alone is legal
+        rank(LLAMA, cluster, WORK, Space(tp=(8,), pp=(8,)))
 
 
 def test_a_model_that_fits_nowhere_says_what_would_make_it_fit() -> None:

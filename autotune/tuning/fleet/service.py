@@ -92,7 +92,7 @@ class FleetService:
         principal: str,
         idempotency_key: str | None = None,
     ) -> tuple[Tuning, bool]:
-        """Stores a request, QUEUED, or joins a live one that asks for the same; then sends its id.
+        """Stores a request, QUEUED, or joins a live one that asks for the same. A new one is begun by `begin`.
 
         `cluster` is a pool, by its name, with as many nodes as the training would use. Returns the tuning and whether
         it was created now.
@@ -122,10 +122,11 @@ class FleetService:
         asked = request_key(tuning)
         self._check(tuning)
         submission = Submission(tuning=tuning, sharing_key=asked, request_digest=asked, idempotency_key=idempotency_key)
-        stored, created = self._submissions.ask(submission)
-        if created:
-            self._queue.advance(stored.id)
-        return stored, created
+        return self._submissions.ask(submission)
+
+    def begin(self, tuning_id: str) -> None:
+        """Sends a new tuning's id to the tuners. If the broker does not take it, a sweep will send it."""
+        self._queue.advance(tuning_id)
 
     def cancel(self, tuning_id: str, principal: str, *, also: str | None = None, force: bool = False) -> Tuning:
         """Takes back a principal's request. When nobody asks for it any more (or by `force`) it is cancelled: its

@@ -298,7 +298,7 @@ def _retune(store: FleetRegressionStore, service: FleetService, check: Check) ->
         return
     cluster = entry.cluster.model_copy(update={"name": check.pool})
     try:
-        tuning, _ = service.submit(
+        tuning, created = service.submit(
             entry.model,
             cluster,
             entry.workload,
@@ -307,5 +307,7 @@ def _retune(store: FleetRegressionStore, service: FleetService, check: Check) ->
             idempotency_key=f"check-{check.id}",
         )
         store.set_check_tuning(check.id, tuning.id)
+        if created:
+            service.begin(tuning.id)
     except AutotuneError as error:
         log.error("check %s: no tuning follows: %s", check.id, error)
