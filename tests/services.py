@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import pwd
 import shutil
+import signal
 import socket
 import subprocess
 import tempfile
@@ -120,6 +121,16 @@ class RedisServer:
                 if time.monotonic() > deadline or self._process.poll() is not None:
                     raise
                 time.sleep(0.02)
+
+    @contextmanager
+    def frozen(self) -> Iterator[None]:
+        """It takes connections and what is sent, and answers nothing until the end."""
+        assert self._process is not None
+        self._process.send_signal(signal.SIGSTOP)
+        try:
+            yield
+        finally:
+            self._process.send_signal(signal.SIGCONT)
 
     def stop(self) -> None:
         """Kills it, and with it all that it holds."""

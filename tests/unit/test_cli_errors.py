@@ -96,6 +96,12 @@ def test_an_unknown_key_in_a_file_is_named(autotune: Command, tmp_path: Path) ->
     assert_refused(autotune("models", "show", file), 2, "model.yaml", "depth", "not known")
 
 
+def test_a_misspelled_key_is_told_before_what_is_missing_for_it(autotune: Command, tmp_path: Path) -> None:
+    file = tmp_path / "model.yaml"
+    file.write_text(MODEL.to_yaml().replace("hidden:", "hiden:").replace("layers:", "layer:"))
+    assert_refused(autotune("models", "show", file), 2, "hiden", "not known", "wrong, too: layer")
+
+
 def test_a_model_may_not_hide_behind_a_preset(autotune: Command, tmp_path: Path) -> None:
     file = tmp_path / "model.yaml"
     file.write_text(MODEL.to_yaml())

@@ -9,15 +9,17 @@ import subprocess
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from datetime import datetime
+from pathlib import Path
 
 import anyio
 import httpx
 import pytest
-from api_server import TIMEOUT_S, TINY, Api, StartApi, assert_problem
+from api_server import TIMEOUT_S, TINY, Api, StartApi, assert_problem, serving
 from commands import Command
 from crew import autotune as command_line
+from crew import wait_for
 from fleet_records import fleet_tuning, granted, job, live_tuning
 from prometheus_client.parser import text_string_to_metric_families
 from services import RedisServer, redis_server
@@ -33,6 +35,7 @@ from store_records import (
 )
 
 from autotune.api.access import is_loopback
+from autotune.api.application import create_app
 from autotune.api.health import Pulse
 from autotune.api.measurement_answers import (
     CollectiveMeasurement,
@@ -41,8 +44,11 @@ from autotune.api.measurement_answers import (
     StepMeasurement,
 )
 from autotune.errors import StoreError
+from autotune.settings import Settings
 from autotune.specs import NodeState, Role
+from autotune.wiring import open_fleet
 from storage import SqlStore
+from workers.app import TUNER_QUEUE
 
 
 @contextmanager
@@ -96,6 +102,20 @@ def test_a_killed_server_loses_nothing_that_it_answered(store: SqlStore, url: st
         process.kill()
         process.wait()
     assert {tuning.id for tuning in store.tunings()} == set(made)
+
+
+def test_nobody_waits_for_a_broker_that_is_silent(
+    store: SqlStore, url: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    with redis_server() as broker:
+        settings = Settings(database_url=url, log_dir=tmp_path, broker_url=broker.url)
+        with closing(open_fleet(settings, store)) as fleet:
+            app = create_app(store, fleet, broker_answers=bool)
+            with serving(app, store) as api:
+                with broker.frozen():
+                    assert api.request("POST", "/tunings", json=TINY).status_code == 201
+                    assert "was not sent" not in caplog.text  # nobody has given up on the broker yet
+                wait_for("the message", lambda: broker.client.llen(TUNER_QUEUE) == 1)
 
 
 @pytest.mark.parametrize("host", ["0.0.0.0", "::", "192.0.2.1"])
