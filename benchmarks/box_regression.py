@@ -58,8 +58,7 @@ class Night:
 
     def data(self) -> dict[str, Any]:
         """For --json."""
-        result = self.check.result
-        found = None if result is None else {**result.to_data(), "windows": len(result.windows)}
+        found = self.check.result and self.check.result.to_data()
         return {"night": self.label, "state": self.check.state.value, "load": self.load, "result": found}
 
 

@@ -170,7 +170,7 @@ def nothing_legal(
     reason = illegal_reason(model, cluster, workload, Plan(dp=cluster.devices), runtime)
     table = legal_plans(model, cluster, workload, Space(), runtime)
     for name, allowed in space:
-        legal = sorted({getattr(plan, name) for plan in _one_of_each(table, name)})
+        legal = sorted(getattr(plan, name) for plan in _one_of_each(table, name))
         if legal and allowed and not set(allowed) & set(legal):
             values = ", ".join(map(str, legal))
             return IllegalPlanError(f"space.{name}", list(allowed), f"no plan is legal: {request} takes {values}")
