@@ -7,7 +7,6 @@ import sqlite3
 import time
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 from urllib.parse import quote
 
 from sqlalchemy import URL, Connection, Engine, QueuePool, create_engine, event, make_url
@@ -16,16 +15,7 @@ from sqlalchemy.exc import ArgumentError
 from autotune.errors import StoreError
 
 BUSY_TIMEOUT_S = 30.0
-# Transactions are short. A process that is frozen in the middle of one would keep its locks, and with them the whole
-# fleet, for ever: the server ends such a session. A server that is gone without a word is noticed as soon.
-POSTGRES_OPTIONS = {
-    "connect_timeout": 10,  # seconds; the others are milliseconds
-    "tcp_user_timeout": 15_000,
-    "options": "-c idle_in_transaction_session_timeout=15000",
-}
-# Kept open once they were needed. By default a sixth one is opened and closed at each use, which costs more than it.
-POOL_SIZE = 15
-WRITE = "autotune_write"  # execution option of the engine that writes
+WRITE, READ = "autotune_write", "autotune_read"  # execution options of the engines that write and read
 ALLOWED = "give sqlite:///PATH or postgresql://USER@HOST/NAME"
 
 
@@ -68,20 +58,10 @@ def build_engine(location: Location, *, read_only: bool) -> Engine:
     if location.path is not None:
         return _sqlite_engine(location.path, read_only=read_only)
     try:
-        from storage.row_by_row import RowByRow
+        from storage.postgres import postgres_engine
     except ImportError:
         raise StoreError("PostgreSQL needs the driver psycopg: pip install 'autotune[postgres]'") from None
-    arguments = {"cursor_factory": RowByRow} | _beside(location.url)
-    engine = create_engine(
-        location.url, pool_pre_ping=True, pool_size=POOL_SIZE, max_overflow=0, connect_args=arguments
-    )
-    engine.dialect.use_insertmanyvalues_wo_returning = True  # many rows in one statement
-    return engine.execution_options(postgresql_readonly=True) if read_only else engine
-
-
-def _beside(url: URL) -> dict[str, Any]:
-    """Our options, but for those that the URL gives."""
-    return {name: value for name, value in POSTGRES_OPTIONS.items() if name not in url.query}
+    return postgres_engine(location.url, read_only=read_only)
 
 
 def may(access: int, path: Path) -> bool:
@@ -99,11 +79,10 @@ def writer(engine: Engine) -> Engine:
 
 
 def reader(engine: Engine) -> Engine:
-    """The same engine, for reading. On PostgreSQL no transaction is begun and ended around it: at READ COMMITTED each
-    statement sees what is committed when it starts, with one around it or without, and each costs two round trips.
-    On SQLite a transaction is what makes several statements see the same.
+    """The same engine, for reading: on PostgreSQL without a transaction around it (storage.postgres). On SQLite a
+    transaction is what makes several statements see the same.
     """
-    return engine.execution_options(isolation_level="AUTOCOMMIT") if engine.dialect.name == "postgresql" else engine
+    return engine.execution_options(**{READ: True})
 
 
 def use_wal(engine: Engine) -> None:

@@ -6,9 +6,21 @@ from collections.abc import Sequence
 from datetime import UTC, datetime
 from typing import Any
 
-from sqlalchemy import ColumnElement, Row, Select, func, insert, select, union_all, update
+from sqlalchemy import (
+    ColumnElement,
+    CompoundSelect,
+    Integer,
+    Row,
+    Select,
+    bindparam,
+    func,
+    insert,
+    select,
+    union_all,
+    update,
+)
 from sqlalchemy.dialects import postgresql, sqlite
-from sqlalchemy.orm import Session, aliased
+from sqlalchemy.orm import InstrumentedAttribute, Session, aliased
 
 from autotune.errors import UnknownNameError
 from autotune.specs import (
@@ -30,7 +42,6 @@ PLAIN = (
     "id", "parameters", "tokens_per_s_per_gpu", "repeats", "peak_bytes", "memory_source", "reason", "source",
     "tuning_id", "fingerprint_key", "environment_key", "measured_at", "superseded_at",
 )  # fmt: skip
-NEAR = tuple(getattr(BestRow, name) for name in NearEntry.model_fields)
 QUESTION = ("model_key", "cluster_key", "workload_key", "environment_key", "source")
 EVIDENCE = ("plan_key", "tokens_per_s_per_gpu", "repeats", "tuning_id", "fingerprint_key")
 """What makes two entries of one question equal."""
@@ -71,32 +82,26 @@ class KnowledgeStore(SessionStore):
 
     def best_exact(self, model: ModelSpec, cluster: ClusterSpec, workload: Workload) -> Sequence[BestEntry]:
         """Current entries for exactly that question, newest measurement first."""
-        query = (
-            _whole()
-            .where(BestRow.model_key == model.key, BestRow.cluster_key == cluster.key)
-            .where(BestRow.workload_key == workload.key, BestRow.superseded_at.is_(None))
-            .order_by(BestRow.measured_at.desc(), BestRow.id.desc())
-        )
+        asked = {"model_key": model.key, "cluster_key": cluster.key, "workload_key": workload.key}
         with self.reading() as session:
-            return [_entry_of(row) for row in session.execute(query)]
+            return [_entry_of(row) for row in session.execute(_EXACT, asked)]
 
     def best_near(
         self, model: ModelSpec, parameters: float, cluster: ClusterSpec, workload: Workload, *, limit: int = 20
     ) -> Sequence[NearEntry]:
         """Current entries that may be near; see autotune.tuning.knowledge_ports."""
-        alike = (BestRow.device_name == cluster.device.name, BestRow.dtype == workload.dtype.value)
-        same = (BestRow.model_key == model.key, *alike)
-        queries = [
-            *_around((*same, BestRow.devices == cluster.devices), BestRow.seq_len, workload.seq_len, limit),
-            *_around(same, BestRow.devices, cluster.devices, limit),
-            *_around(alike, BestRow.parameters, parameters, limit),
-        ]
-        # One round trip; each part walks an index in its own order, to a limit of its own.
-        together = union_all(*(select(query.subquery()) for query in queries))
+        asked = {
+            "model_key": model.key,
+            "device_name": cluster.device.name,
+            "dtype": workload.dtype.value,
+            "devices": cluster.devices,
+            "seq_len": workload.seq_len,
+            "parameters": parameters,
+            "limit": limit,
+        }
         with self.reading() as session:
-            rows = session.execute(together).all()
-        found = {row.id: NearEntry.model_construct(**row._mapping) for row in rows}  # what we stored needs no check
-        return list(found.values())
+            found = {row.id: row for row in session.execute(_NEAR, asked)}
+        return [NearEntry(**row._mapping) for row in found.values()]
 
     def best_page(
         self,
@@ -111,7 +116,7 @@ class KnowledgeStore(SessionStore):
     ) -> Sequence[BestEntry]:
         """Entries by falling id, current ones only unless `history`."""
         asked = {"model_name": model, "cluster_name": cluster, "device_name": device, "source": source}
-        query = _whole().where(*(getattr(BestRow, name) == value for name, value in asked.items() if value is not None))
+        query = _WHOLE.where(*(getattr(BestRow, name) == value for name, value in asked.items() if value is not None))
         if not history:
             query = query.where(BestRow.superseded_at.is_(None))
         if before is not None:
@@ -122,50 +127,83 @@ class KnowledgeStore(SessionStore):
 
     def newest_fingerprint(self, cluster_key: str) -> Fingerprint | None:
         """The environment of the newest measurement on that cluster."""
-        probe = (
-            select(ProbeRow.fingerprint_key, ProbeRow.finished_at)
-            .where(ProbeRow.cluster_key == cluster_key, ProbeRow.fingerprint_key.is_not(None))
-            .order_by(ProbeRow.finished_at.desc())
-            .limit(1)
-        )
-        step = (
-            select(StepRow.fingerprint_key, func.coalesce(TrialRow.finished_at, ProbeRow.finished_at))
-            .outerjoin(TrialRow, TrialRow.id == StepRow.trial_id)
-            .outerjoin(ProbeRow, ProbeRow.id == StepRow.probe_run_id)
-            .where(StepRow.cluster_key == cluster_key)
-            .order_by(StepRow.id.desc())
-            .limit(1)
-        )
         with self.reading() as session:
-            found = [(at, key) for query in (probe, step) for key, at in session.execute(query) if key is not None]
+            moments = session.execute(_NEWEST, {"cluster_key": cluster_key})
+            found = [(at, key) for key, at in moments if key is not None]
             return Fingerprint.from_json(fingerprint_row(session, max(found)[1]).spec_json) if found else None
 
     def _entry(self, session: Session, entry_id: int) -> BestEntry:
-        row = session.execute(_whole().where(BestRow.id == entry_id)).first()
+        row = session.execute(_ONE, {"id": entry_id}).first()
         if row is None:
             newest = session.scalars(select(BestRow.id).order_by(BestRow.id.desc()).limit(NAMES_SHOWN))
             raise UnknownNameError("best-known entry", str(entry_id), map(str, newest))
         return _entry_of(row)
 
 
+def _near() -> CompoundSelect[*tuple[Any, ...]]:
+    """What best_near asks, in one round trip; each part walks an index in its own order, to a limit of its own."""
+    current = (_as_asked(BestRow.device_name), _as_asked(BestRow.dtype), BestRow.superseded_at.is_(None))
+    same = (_as_asked(BestRow.model_key), *current)
+    parts = [
+        *_around((*same, _as_asked(BestRow.devices)), BestRow.seq_len),
+        *_around(same, BestRow.devices),
+        *_around(current, BestRow.parameters),
+    ]
+    return union_all(*(select(part.subquery()) for part in parts))
+
+
+def _as_asked(column: InstrumentedAttribute[Any]) -> ColumnElement[bool]:
+    return column == bindparam(column.key, type_=column.type)
+
+
 def _around(
-    alike: tuple[ColumnElement[bool], ...], column: Any, value: float, limit: int
+    alike: tuple[ColumnElement[bool], ...], column: InstrumentedAttribute[Any]
 ) -> list[Select[*tuple[Any, ...]]]:
-    """The nearest rows at or above a value and those below it: two walks along an index."""
-    base = select(*NEAR).where(*alike, BestRow.superseded_at.is_(None)).limit(limit)
+    """The nearest rows at or above the value asked for, and those below it: two walks along an index."""
+    base = select(*(getattr(BestRow, name) for name in NearEntry.model_fields)).where(*alike)
+    base, value = base.limit(bindparam("limit", type_=Integer)), bindparam(column.key, type_=column.type)
     return [base.where(column >= value).order_by(column), base.where(column < value).order_by(column.desc())]
 
 
-_MODEL, _CLUSTER, _WORKLOAD = (aliased(DocumentRow) for _ in range(3))
+def _newest() -> CompoundSelect[str | None, datetime | None]:
+    """The fingerprints and moments of the newest probe and the newest measured step of a cluster."""
+    probe = (
+        select(ProbeRow.fingerprint_key, ProbeRow.finished_at)
+        .where(_as_asked(ProbeRow.cluster_key), ProbeRow.fingerprint_key.is_not(None))
+        .order_by(ProbeRow.finished_at.desc())
+        .limit(1)
+    )
+    step = (
+        select(StepRow.fingerprint_key, func.coalesce(TrialRow.finished_at, ProbeRow.finished_at))
+        .outerjoin(TrialRow, TrialRow.id == StepRow.trial_id)
+        .outerjoin(ProbeRow, ProbeRow.id == StepRow.probe_run_id)
+        .where(_as_asked(StepRow.cluster_key))
+        .order_by(StepRow.id.desc())
+        .limit(1)
+    )
+    return union_all(select(probe.subquery()), select(step.subquery()))
 
 
 def _whole() -> Select[BestRow, str, str, str]:
+    """Entries with their documents: model, cluster, workload."""
+    model, cluster, workload = (aliased(DocumentRow) for _ in range(3))
     return (
-        select(BestRow, _MODEL.spec_json, _CLUSTER.spec_json, _WORKLOAD.spec_json)
-        .join(_MODEL, _MODEL.digest == BestRow.model_digest)
-        .join(_CLUSTER, _CLUSTER.digest == BestRow.cluster_digest)
-        .join(_WORKLOAD, _WORKLOAD.digest == BestRow.workload_digest)
+        select(BestRow, model.spec_json, cluster.spec_json, workload.spec_json)
+        .join(model, model.digest == BestRow.model_digest)
+        .join(cluster, cluster.digest == BestRow.cluster_digest)
+        .join(workload, workload.digest == BestRow.workload_digest)
     )
+
+
+def _exact() -> Select[BestRow, str, str, str]:
+    question = map(_as_asked, (BestRow.model_key, BestRow.cluster_key, BestRow.workload_key))
+    query = _WHOLE.where(*question, BestRow.superseded_at.is_(None))
+    return query.order_by(BestRow.measured_at.desc(), BestRow.id.desc())
+
+
+# To build one takes longer than to ask it.
+_WHOLE, _NEAR, _NEWEST = _whole(), _near(), _newest()
+_EXACT, _ONE = _exact(), _WHOLE.where(_as_asked(BestRow.id))
 
 
 def _entry_of(found: Row[BestRow, str, str, str]) -> BestEntry:

@@ -12,7 +12,7 @@ class RowByRow(Cursor[Any]):
     """Executes a statement for many rows by one round trip each.
 
     psycopg would send them in a pipeline. To the server, a session in the middle of one is at work: it is not ended for
-    being idle in its transaction (storage.engine.POSTGRES_OPTIONS). A process that was frozen just then would keep its
+    being idle in its transaction (storage.postgres.OPTIONS). A process that was frozen just then would keep its
     locks, and with them the whole fleet, for as long as it is frozen.
     """
 
