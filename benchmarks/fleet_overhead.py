@@ -29,6 +29,7 @@ from private_fleet import private_fleet  # noqa: E402
 
 from autotune.catalog import smallest  # noqa: E402
 from autotune.specs import Budget, ClusterSpec, Job, JobPurpose, StepRequest, Workload  # noqa: E402
+from autotune.tuning.fleet.submissions import submission_of  # noqa: E402
 from autotune.wiring import merge_reports, open_fleet  # noqa: E402
 from probes.launch import LocalProber  # noqa: E402
 
@@ -57,11 +58,11 @@ class Phases:
 def tuned(crew: Crew) -> Sequence[Job]:
     """The trials' jobs of a tuning that went well, in order."""
     fleet = open_fleet(crew.settings, crew.store)
-    tuning, _ = fleet.submit(
+    submission = submission_of(
         smallest(), pool_cluster(2), Workload(seq_len=64, global_batch=16), budget=Budget(max_trials=TRIALS),
         principal="ada",
     )  # fmt: skip
-    fleet.begin(tuning.id)
+    tuning, _ = fleet.submit(submission)
     fleet.close()
     crew.wait_done(tuning)
     jobs = crew.store.jobs(tuning_id=tuning.id)

@@ -41,6 +41,7 @@ from autotune.specs import (
 )
 from autotune.tuning.fleet.finishing import Ending
 from autotune.tuning.fleet.service import FleetService
+from autotune.tuning.fleet.submissions import submission_of
 from autotune.tuning.fleet_ports import FleetStore
 
 MODEL = ModelSpec(
@@ -140,10 +141,8 @@ class World:
         """Asks for a tuning of `nodes` nodes; returns its id."""
         cluster = self.cluster.model_copy(update={"nodes": nodes})
         options.setdefault("space", SPACE)
-        tuning, created = self.service.submit(MODEL, cluster, WORKLOAD, principal=principal, **options)  # type: ignore[arg-type]
-        if created:
-            self.service.begin(tuning.id)
-        return tuning.id
+        submission = submission_of(MODEL, cluster, WORKLOAD, principal=principal, **options)  # type: ignore[arg-type]
+        return self.service.submit(submission)[0].id
 
     def deliver(self, most: int = 10_000) -> int:
         """Delivers what waits, and what follows from it; returns how many messages."""

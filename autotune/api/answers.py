@@ -39,6 +39,11 @@ class Json(JSONResponse):
 
     def render(self, content: Any) -> bytes:
         """Content as bytes."""
+        return self.of(content)
+
+    @staticmethod
+    def of(content: Any) -> bytes:
+        """Content as bytes."""
         return json.dumps(content, allow_nan=False, separators=(",", ":")).encode()
 
 

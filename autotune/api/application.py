@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from functools import partial
 from importlib.metadata import version
@@ -15,6 +15,7 @@ from fastapi.routing import APIRoute
 from autotune.api import best, catalog, fleet, health, keys, plans, tunings
 from autotune.api.access import Gate
 from autotune.api.cache import Cache, Recent
+from autotune.api.combining import Combiner
 from autotune.api.edge import Edge
 from autotune.api.health import Pulse
 from autotune.api.metrics import Metrics
@@ -23,8 +24,9 @@ from autotune.api.parts import Parts, Streams
 from autotune.api.problems import add_handlers
 
 if TYPE_CHECKING:
+    from autotune.errors import StoreConflictError
     from autotune.tuning.fleet.service import FleetService
-    from autotune.tuning.fleet_ports import FleetStore
+    from autotune.tuning.fleet_ports import FleetStore, Submission, Submitted
 
 DEFAULT_RATE = "6000/minute"
 """Of one principal: far more than people and their scripts need, less than what one client could keep us busy with."""
@@ -34,7 +36,7 @@ TRUST_S = 1.0
 """How old the answer to which tuning is best, and what a cluster is, may be."""
 
 THREADS = 40
-"""Handlers at a time: more than the database's connections, because submissions that wait are stored together."""
+"""Handlers at a time: more than the database's connections, because some wait for what others look up."""
 
 
 @asynccontextmanager
@@ -77,6 +79,13 @@ def create_app(
     for route in app.router.routes:
         assert isinstance(route, APIRoute)
         route.operation_id = route.unique_id = route.name
+
+    def store_all(submissions: Sequence[Submission]) -> Sequence[Submitted | StoreConflictError]:
+        return store.submit_tunings(submissions)
+
+    def begin_all(tuning_ids: Sequence[str]) -> Sequence[bool]:
+        return [service.begin(each) for each in tuning_ids]
+
     metrics = Metrics(store)
     app.state.parts = Parts(
         store=store,
@@ -85,6 +94,8 @@ def create_app(
         metrics=metrics,
         answers=Cache(ANSWERS_KEPT),
         recent=Recent(ANSWERS_KEPT, TRUST_S),
+        submissions=Combiner(store_all),
+        beginnings=Combiner(begin_all),
         streams=Streams(),
         pulse=Pulse(store, broker_answers),
     )

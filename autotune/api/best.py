@@ -6,7 +6,8 @@ import time
 from dataclasses import asdict
 from typing import Annotated, Any
 
-from fastapi import APIRouter, Query, Request
+from fastapi import APIRouter, Query, Request, Response
+from starlette.concurrency import run_in_threadpool
 
 from autotune.api.answers import BestAnswer, Json
 from autotune.api.known_answers import KnownAnswer, KnownPage
@@ -17,6 +18,7 @@ from autotune.api.requests import (
     DTypeName,
     GlobalBatch,
     Nodes,
+    Question,
     SeqLen,
     WorkloadRequest,
     find_cluster,
@@ -47,7 +49,7 @@ _Text = Annotated[str | None, Query(min_length=1, max_length=200, pattern=r"^[^\
 
 
 @router.get("/best", responses=either(200, BestAnswer, KnownAnswer) | problems(404))
-def best(
+async def best(
     request: Request,
     tuning: Annotated[_Text, Query(description="A tuning's id, instead of what was tuned.")] = None,
     model: Annotated[_Text, Query(description="A preset or stored model; needs `cluster`.")] = None,
@@ -60,22 +62,23 @@ def best(
         str | None,
         Query(alias="for", json_schema_extra={"enum": [*targets()]}, description="Give the launch arguments too."),
     ] = None,
-) -> Json:
+) -> Response:
     """The best plan: its evidence, the runner-up and how to launch it.
 
     For a model, a cluster and a workload: what is known of exactly that, else the nearest that is, what it implies, and
     what would settle it. Of the tuning that is named; without anything of the newest tuning that measured something.
     """
     parts = parts_of(request)
-    if tuning is None and (model is not None or cluster is not None):
-        given = WorkloadRequest(seq_len=seq_len, global_batch=global_batch, dtype=dtype)
-        return Json(_known(parts, _question(parts, model, cluster, nodes, given), target))
+    given = WorkloadRequest(seq_len=seq_len, global_batch=global_batch, dtype=dtype)
     if tuning is not None:
-        asked = parts.store.tuning(tuning)
-    else:
-        asked = parts.recent.get("newest", lambda: _newest(parts.store))
-    data = _of_tuning(parts, asked)
-    return Json(data | {"launch": _launch((asked.model, asked.cluster, asked.workload), data["best"]["plan"], target)})
+        return await run_in_threadpool(lambda: Json(_of_named(parts, parts.store.tuning(tuning), target)))
+    asked = ("best", model, cluster, nodes, given, target)
+    body: bytes | None = parts.recent.fresh(asked)
+    if body is None:
+        body = await run_in_threadpool(
+            parts.recent.get, asked, lambda: Json.of(_best(parts, model, cluster, nodes, given, target))
+        )
+    return Response(body, media_type=Json.media_type)
 
 
 @router.get("/known", responses=answer(200, KnownPage))
@@ -97,9 +100,6 @@ def list_known(
     return page(request, "entries", found, limit, cursor=lambda entry: entry.id, data=entry_data)
 
 
-Question = tuple[ModelSpec, ClusterSpec, Workload]
-
-
 def _question(
     parts: Parts, model: str | None, cluster: str | None, nodes: int | None, given: WorkloadRequest
 ) -> Question:
@@ -111,12 +111,23 @@ def _question(
     return model_spec, cluster_spec, find_workload(model_spec, cluster_spec, given)
 
 
+def _best(
+    parts: Parts, model: str | None, cluster: str | None, nodes: int | None, given: WorkloadRequest, target: str | None
+) -> dict[str, Any]:
+    """What is known of what is asked for; of the newest tuning that measured something where nothing is."""
+    if model is None and cluster is None:
+        return _of_named(parts, _newest(parts.store), target)
+    return _known(parts, _question(parts, model, cluster, nodes, given), target)
+
+
+def _of_named(parts: Parts, tuning: Tuning, target: str | None) -> dict[str, Any]:
+    data = _of_tuning(parts, tuning)
+    question = tuning.model, tuning.cluster, tuning.workload
+    return data | {"launch": _launch(question, data["best"]["plan"], target)}
+
+
 def _known(parts: Parts, question: Question, target: str | None) -> dict[str, Any]:
-    """What is known of a question, as it was a second ago at most."""
-    model, cluster, workload = question
-    key = (model.key, cluster.key, workload)
-    found: Answer = parts.recent.get(("known", *key), lambda: _look_up(parts, question))
-    tuning: Tuning | None = parts.recent.get(("question", *key), lambda: _fastest(parts.store, *question))
+    found, tuning = _look_up(parts, question), _fastest(parts.store, *question)
     data = found.to_data() | {"tuning": None if tuning is None else _of_tuning(parts, tuning) | {"launch": None}}
     plan = found.known.plan if found.known else found.carried.plan if found.carried else None
     if found.known is None and tuning is not None:

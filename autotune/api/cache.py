@@ -41,6 +41,11 @@ class Recent:
                 self._busy.pop(key, None)
             busy.release()
 
+    def fresh(self, key: Hashable) -> Any:
+        """What was found within the last `trust_s` seconds; None where nothing was. Waits for nobody."""
+        until, found = self._found.get(key, (0.0, None))
+        return found if time.monotonic() < until else None
+
     def _ask(self, key: Hashable, find: Callable[[], Any], seen: float | None) -> Any:
         until, found = self._found.get(key, (None, None))
         if until is not None and until != seen:  # who held the lock before us has asked
@@ -52,9 +57,10 @@ class Recent:
             self._found[key] = (time.monotonic() + self._trust_s, found)
         return found
 
-    def forget(self, key: Hashable) -> None:
-        """Asks again the next time: it was changed here."""
-        self._found.pop(key, None)
+    def forget(self) -> None:
+        """Asks for everything again: something was changed here."""
+        with self._lock:
+            self._found.clear()
 
 
 class Cache:

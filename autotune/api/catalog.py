@@ -37,7 +37,9 @@ def store_model(request: Request, body: Annotated[ModelBody, Body(openapi_exampl
     """Store a model by its name; one of the same name is replaced for new requests only."""
     if any(preset.name == body.name.lower() for preset in presets()):
         raise InputError("name", body.name, "a preset has this name and would be found first: give another")
-    parts_of(request).store.put_model(body)
+    parts = parts_of(request)
+    parts.store.put_model(body)
+    parts.recent.forget()
     return Json(body.to_data(), 201)
 
 
@@ -65,7 +67,7 @@ def store_cluster(request: Request, body: Annotated[ClusterBody, Body(openapi_ex
     parts = parts_of(request)
     _require_no_pool(parts.store, body)
     parts.store.put_cluster(body)
-    parts.recent.forget(("cluster", body.name))
+    parts.recent.forget()
     return Json(body.to_data(), 201)
 
 

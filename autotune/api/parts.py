@@ -13,10 +13,11 @@ from fastapi import Request
 if TYPE_CHECKING:
     from autotune.api.access import Gate, Principal
     from autotune.api.cache import Cache, Recent
+    from autotune.api.combining import Combiner
     from autotune.api.health import Pulse
     from autotune.api.metrics import Metrics
     from autotune.tuning.fleet.service import FleetService
-    from autotune.tuning.fleet_ports import FleetStore
+    from autotune.tuning.fleet_ports import FleetStore, Submission, Submitted
 
 
 class Streams:
@@ -43,7 +44,7 @@ class Streams:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Parts:
-    """Made once by the app."""
+    """Made once by the app. `submissions` stores requests that come together, `beginnings` sends new tunings on."""
 
     store: FleetStore
     service: FleetService
@@ -51,6 +52,8 @@ class Parts:
     metrics: Metrics
     answers: Cache
     recent: Recent
+    submissions: Combiner[Submission, Submitted]
+    beginnings: Combiner[str, bool]
     streams: Streams
     pulse: Pulse
 

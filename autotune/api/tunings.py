@@ -6,6 +6,7 @@ from typing import Annotated, Any
 
 from fastapi import APIRouter, Body, Header, Query, Request
 from starlette.background import BackgroundTask
+from starlette.concurrency import run_in_threadpool
 from starlette.exceptions import HTTPException
 from starlette.responses import Response
 
@@ -17,16 +18,20 @@ from autotune.api.examples import TUNING_REQUESTS
 from autotune.api.openapi import answer, problems
 from autotune.api.pages import DEFAULT_LIMIT, After, AfterNumber, Limit, page
 from autotune.api.parts import Parts, parts_of, principal_of
-from autotune.api.requests import PathId, TuningBody, find_cluster, find_model, find_workload
+from autotune.api.requests import PathId, Question, TuningBody, TuningRequest, find_cluster, find_model, find_workload
 from autotune.api.roles import GuardedRoute
 from autotune.api.work import require_bounded
 from autotune.search.space import Runtime
 from autotune.specs import Role, Tuning, TuningState
+from autotune.tuning.fleet.submissions import submission_of
 from autotune.tuning.report import history_data, trial_data, tuning_data
 
 router = APIRouter(route_class=GuardedRoute, tags=["tunings"])
 
 LOCATION = {"Location": "The tuning's path."}
+JUDGED = {"model", "cluster", "nodes", "workload", "space"}
+"""Of a request: what decides whether it can lead to a plan."""
+
 IdempotencyKey = Annotated[
     str | None,
     Header(
@@ -43,7 +48,7 @@ IdempotencyKey = Annotated[
     status_code=201,
     responses=answer(201, Submitted, LOCATION) | answer(200, Submitted, LOCATION) | problems(409),
 )
-def submit(
+async def submit(
     request: Request,
     body: Annotated[TuningBody, Body(openapi_examples=TUNING_REQUESTS)],
     idempotency_key: IdempotencyKey = None,
@@ -54,10 +59,12 @@ def submit(
     `created` is false. A request that no plan can fulfil is refused at once, with the reason.
     """
     parts, principal = parts_of(request), principal_of(request)
-    model, cluster = find_model(parts.store, body.model), find_cluster(parts, body.cluster, body.nodes)
-    workload = find_workload(model, cluster, body.workload)
-    require_bounded(parts.answers, model, cluster, workload, Runtime.TORCH)
-    tuning, created = parts.service.submit(
+    question = ("asked", body.model_dump_json(include=JUDGED))
+    meant: Question = parts.recent.fresh(question) or await run_in_threadpool(
+        parts.recent.get, question, lambda: _checked(parts, body)
+    )
+    model, cluster, workload = meant
+    submission = submission_of(
         model,
         cluster,
         workload,
@@ -69,8 +76,9 @@ def submit(
         principal=principal.name,
         idempotency_key=idempotency_key,
     )
+    tuning, created = await parts.submissions.ask(submission)
     # It is stored: nobody waits for the broker to take a message, least of all for one that is away.
-    begin = BackgroundTask(parts.service.begin, tuning.id) if created else None
+    begin = BackgroundTask(parts.beginnings.ask, tuning.id) if created else None
     location = {"Location": f"/tunings/{tuning.id}"}
     return Json(_submitted(tuning, created=created), 201 if created else 200, location, background=begin)
 
@@ -157,6 +165,15 @@ async def stream_events(request: Request, tuning_id: PathId, last_event_id: Last
     """
     principal = principal_of(request).name
     return await event_stream(parts_of(request), principal, tuning_id, after=last_event_id or 0)
+
+
+def _checked(parts: Parts, body: TuningRequest) -> Question:
+    """What a request means, once it is known that it can lead to a plan."""
+    model, cluster = find_model(parts.store, body.model), find_cluster(parts, body.cluster, body.nodes)
+    workload = find_workload(model, cluster, body.workload)
+    require_bounded(parts.answers, model, cluster, workload, Runtime.TORCH)
+    parts.service.check(model, cluster, workload, body.space)
+    return model, cluster, workload
 
 
 def version_of(tuning: Tuning) -> tuple[object, ...]:

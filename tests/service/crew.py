@@ -35,6 +35,7 @@ from autotune.specs import (
     TuningState,
     Workload,
 )
+from autotune.tuning.fleet.submissions import submission_of
 from autotune.wiring import open_fleet, open_queue, open_store
 
 Answer = TypeVar("Answer")
@@ -210,7 +211,7 @@ class Crew:
     def submit(self, nodes: int) -> Tuning:
         """A request to tune the smallest model on that many nodes."""
         fleet = open_fleet(self.settings, self.store)
-        submitted, created = fleet.submit(
+        submission = submission_of(
             smallest(),
             pool_cluster(nodes),
             Workload(seq_len=64, global_batch=4),
@@ -218,7 +219,7 @@ class Crew:
             seed=len(self.store.tunings_page(limit=100)),  # or it would be shared with an earlier one
             principal="ada",
         )
-        fleet.begin(submitted.id)
+        submitted, created = fleet.submit(submission)
         fleet.close()
         assert created
         return submitted

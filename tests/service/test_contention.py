@@ -13,6 +13,7 @@ from truth import assert_truthful
 
 from autotune.catalog import smallest
 from autotune.specs import Budget, Job, Workload
+from autotune.tuning.fleet.submissions import submission_of
 from autotune.wiring import open_fleet
 
 WANTS = {"ben": 2, "cleo": 2, "dora": 1}
@@ -25,13 +26,13 @@ def test_users_who_fight_for_the_same_nodes_take_turns(crew: Crew) -> None:
     with closing(open_fleet(crew.settings, crew.store)) as fleet:
         tunings = [
             fleet.submit(
-                smallest(), pool_cluster(nodes), Workload(seq_len=64, global_batch=4),
-                budget=Budget(max_trials=MAX_TRIALS), principal=who, seed=seed,
+                submission_of(
+                    smallest(), pool_cluster(nodes), Workload(seq_len=64, global_batch=4),
+                    budget=Budget(max_trials=MAX_TRIALS), principal=who, seed=seed,
+                )
             )[0]
             for seed, (who, nodes) in enumerate(WANTS.items(), 7_000_000)
         ]  # fmt: skip
-        for tuning in tunings:
-            fleet.begin(tuning.id)
     wait_for("all end", lambda: all(crew.store.tuning(each.id).state.ended for each in tunings), within_s=4 * AMPLE_S)
     jobs: list[Job] = []
     for tuning in tunings:

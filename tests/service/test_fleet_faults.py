@@ -16,6 +16,7 @@ from sqlalchemy import select
 from autotune.errors import InputError, StoreConflictError, UnknownNameError
 from autotune.specs import (
     Budget,
+    ClusterSpec,
     CollectiveOp,
     CollectiveRequest,
     FailureKind,
@@ -27,9 +28,11 @@ from autotune.specs import (
     NodeState,
     Space,
     TrialState,
+    Tuning,
     TuningState,
 )
 from autotune.tuning.fleet.health import health_requests
+from autotune.tuning.fleet.submissions import submission_of
 from autotune.tuning.service import TuningService
 from storage import SqlStore, open_store
 from storage.fleet_tables import IncidentRow
@@ -338,23 +341,26 @@ def test_a_shared_tuning_goes_on_until_nobody_wants_it(world: World) -> None:
 
 def test_a_request_is_checked_before_it_is_stored(world: World) -> None:
     world.join("a", "b")
-    submit = world.service.submit
+
+    def submit(cluster: ClusterSpec, **options: Any) -> tuple[Tuning, bool]:
+        return world.service.submit(submission_of(MODEL, cluster, WORKLOAD, principal="ann", **options))
+
     with pytest.raises(UnknownNameError, match="box"):
-        submit(MODEL, world.cluster.model_copy(update={"name": "attic"}), WORKLOAD, principal="ann")
+        submit(world.cluster.model_copy(update={"name": "attic"}))
     with pytest.raises(InputError, match=r"other hardware \(gpus_per_node differ\)"):
-        submit(MODEL, world.cluster.model_copy(update={"gpus_per_node": 8}), WORKLOAD, principal="ann")
+        submit(world.cluster.model_copy(update={"gpus_per_node": 8}))
     with pytest.raises(InputError, match="pool box has 2"):
         world.submit(3)
     with pytest.raises(InputError, match="no plan is legal"):
         world.submit(2, space=Space(tp=(3,)))
     assert world.store.tunings() == []
     alone = world.cluster.model_copy(update={"nodes": 1, "inter": None})
-    tuning, created = submit(MODEL, alone, WORKLOAD, principal="ann", idempotency_key="k", space=SPACE)
+    tuning, created = submit(alone, idempotency_key="k", space=SPACE)
     assert (created, tuning.pool) == (True, "box")
-    again = submit(MODEL, alone, WORKLOAD, principal="ann", idempotency_key="k", space=SPACE)
+    again = submit(alone, idempotency_key="k", space=SPACE)
     assert again == (tuning, False)
     with pytest.raises(StoreConflictError, match="another request"):
-        submit(MODEL, alone, WORKLOAD, principal="ann", idempotency_key="k", space=SPACE, seed=1)
+        submit(alone, idempotency_key="k", space=SPACE, seed=1)
 
 
 def test_a_fleets_tuning_is_not_for_one_process(world: World) -> None:

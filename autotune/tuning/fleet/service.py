@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
-import json
 import logging
 import time
 import uuid
@@ -11,18 +9,15 @@ from collections import OrderedDict
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from datetime import UTC, datetime
 
 from autotune.errors import InputError, StoreConflictError
 from autotune.specs import (
-    Budget,
     ClusterSpec,
     Job,
     JobState,
     ModelSpec,
     Node,
     NodeState,
-    SamplerName,
     Space,
     Trial,
     Tuning,
@@ -32,7 +27,6 @@ from autotune.specs import (
 )
 from autotune.tuning.best import Best, best_of
 from autotune.tuning.fleet.advance import FleetCampaign
-from autotune.tuning.fleet.combining import Combiner
 from autotune.tuning.fleet.eligibility import LOST_AFTER_S, obstacle, why_waiting
 from autotune.tuning.fleet.finishing import Merge, finish
 from autotune.tuning.fleet.scheduling import schedule
@@ -70,7 +64,6 @@ class FleetService:
         self._store, self._queue, self._merge = store, queue, merge
         self._checked: OrderedDict[tuple[str, ...], None] = OrderedDict()
         self._pools: dict[str, tuple[float, ClusterSpec, int]] = {}
-        self._submissions = Combiner(store.submit_tunings)
 
     def close(self) -> None:
         """Lets go of the broker; the store is whoever's opened it."""
@@ -78,55 +71,46 @@ class FleetService:
 
     # -- requests -----------------------------------------------------------------------------------------
 
-    def submit(
-        self,
-        model: ModelSpec,
-        cluster: ClusterSpec,
-        workload: Workload,
-        *,
-        space: Space = Space(),
-        budget: Budget = Budget(),
-        seed: int = 0,
-        cold: bool = False,
-        sampler: SamplerName = SamplerName.PLAN,
-        principal: str,
-        idempotency_key: str | None = None,
-    ) -> tuple[Tuning, bool]:
-        """Stores a request, QUEUED, or joins a live one that asks for the same. A new one is begun by `begin`.
+    def check(self, model: ModelSpec, cluster: ClusterSpec, workload: Workload, space: Space) -> None:
+        """Refuses a request that cannot lead to a plan. What was found good is not judged again; its pool is.
 
-        `cluster` is a pool, by its name, with as many nodes as the training would use. Returns the tuning and whether
-        it was created now.
+        `cluster` is a pool, by its name, with as many nodes as the training would use.
 
         Raises:
             UnknownNameError: no such pool.
             InputError: other hardware than the pool's, more nodes than it has, or no plan is legal.
             NothingFitsError: no legal plan is estimated to fit.
+        """
+        self._require_pool(cluster)
+        asked = (model.key, cluster.key, workload.key, space.to_json())
+        if asked in self._checked:
+            return
+        check_request(model, cluster, workload, space)
+        self._checked[asked] = None
+        if len(self._checked) > MOST_CHECKED:
+            self._checked.popitem(last=False)
+
+    def submit(self, submission: Submission) -> tuple[Tuning, bool]:
+        """Stores a request, QUEUED, or joins a live one that asks for the same; begins a new one.
+
+        Returns the tuning and whether it was created now.
+
+        Raises:
+            UnknownNameError, InputError, NothingFitsError: see `check`.
             StoreConflictError: the idempotency key was used for another request.
         """
-        now = datetime.now(UTC)  # for people and for the order of lists; nothing is decided by it
-        tuning = Tuning(
-            id=uuid.uuid4().hex[:12],
-            model=model,
-            cluster=cluster,
-            workload=workload,
-            space=space,
-            budget=budget,
-            seed=seed,
-            cold=cold,
-            sampler=sampler,
-            pool=cluster.name,
-            principal=principal,
-            created_at=now,
-            updated_at=now,
-        )
-        asked = request_key(tuning)
-        self._check(tuning)
-        submission = Submission(tuning=tuning, sharing_key=asked, request_digest=asked, idempotency_key=idempotency_key)
-        return self._submissions.ask(submission)
+        tuning = submission.tuning
+        self.check(tuning.model, tuning.cluster, tuning.workload, tuning.space)
+        (answer,) = self._store.submit_tunings([submission])
+        if isinstance(answer, StoreConflictError):
+            raise answer
+        if answer[1]:
+            self.begin(tuning.id)
+        return answer
 
-    def begin(self, tuning_id: str) -> None:
-        """Sends a new tuning's id to the tuners. If the broker does not take it, a sweep will send it."""
-        self._queue.advance(tuning_id)
+    def begin(self, tuning_id: str) -> bool:
+        """Sends a new tuning's id to the tuners. If the broker does not take it (False), a sweep will send it."""
+        return self._queue.advance(tuning_id)
 
     def cancel(self, tuning_id: str, principal: str, *, also: str | None = None, force: bool = False) -> Tuning:
         """Takes back a principal's request. When nobody asks for it any more (or by `force`) it is cancelled: its
@@ -180,17 +164,6 @@ class FleetService:
                 self._store.save_tuning(ended, expected_owner=tuning.owner)
             tuning = self._store.tuning(tuning.id)
         raise StoreConflictError(f"tuning {tuning.id!r} is being claimed all the time")
-
-    def _check(self, tuning: Tuning) -> None:
-        """Refuses a request that cannot lead to a plan. What was found good is not judged again; its pool is."""
-        self._require_pool(tuning.cluster)
-        asked = (tuning.model.key, tuning.cluster.key, tuning.workload.key, tuning.space.to_json())
-        if asked in self._checked:
-            return
-        check_request(tuning.model, tuning.cluster, tuning.workload, tuning.space)
-        self._checked[asked] = None
-        if len(self._checked) > MOST_CHECKED:
-            self._checked.popitem(last=False)
 
     def _require_pool(self, cluster: ClusterSpec) -> None:
         pool, nodes = self._pool(cluster.name)
@@ -304,16 +277,3 @@ class FleetService:
     def _live_jobs(self, tuning_id: str) -> set[str]:
         live = {JobState.QUEUED, JobState.GRANTED, JobState.REPORTED}
         return {job.id for job in self._store.jobs(tuning_id=tuning_id, states=live)}
-
-
-def request_key(tuning: Tuning) -> str:
-    """Equal for requests that ask for the same thing, whoever asks and when."""
-    parts = {name: getattr(tuning, name).to_data() for name in ("model", "cluster", "workload", "space", "budget")} | {
-        "seed": tuning.seed,
-        "cold": tuning.cold,
-        "sampler": tuning.sampler.value,
-    }
-    if tuning.history:
-        parts["history"] = tuning.history
-    text = json.dumps(parts, sort_keys=True, separators=(",", ":"))
-    return hashlib.sha256(text.encode()).hexdigest()

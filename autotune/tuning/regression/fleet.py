@@ -20,6 +20,7 @@ from autotune.tuning.fleet.eligibility import obstacle
 from autotune.tuning.fleet.environment import common_environment, gang_fingerprint
 from autotune.tuning.fleet.finishing import Merge
 from autotune.tuning.fleet.service import FleetService
+from autotune.tuning.fleet.submissions import submission_of
 from autotune.tuning.fleet_ports import Queue
 from autotune.tuning.regression.course import Stand, deadline_s, end, stand_of
 from autotune.tuning.regression.protocol import Wanted, is_interrupted, measured
@@ -298,7 +299,7 @@ def _retune(store: FleetRegressionStore, service: FleetService, check: Check) ->
         return
     cluster = entry.cluster.model_copy(update={"name": check.pool})
     try:
-        tuning, created = service.submit(
+        submission = submission_of(
             entry.model,
             cluster,
             entry.workload,
@@ -306,8 +307,7 @@ def _retune(store: FleetRegressionStore, service: FleetService, check: Check) ->
             principal=PRINCIPAL,
             idempotency_key=f"check-{check.id}",
         )
+        tuning, _ = service.submit(submission)
         store.set_check_tuning(check.id, tuning.id)
-        if created:
-            service.begin(tuning.id)
     except AutotuneError as error:
         log.error("check %s: no tuning follows: %s", check.id, error)
