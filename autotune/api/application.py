@@ -35,6 +35,9 @@ ANSWERS_KEPT = 2000
 TRUST_S = 1.0
 """How old the answer to which tuning is best, and what a cluster is, may be."""
 
+ESTIMATE_TRUST_S = 10.0
+"""How old an estimate carried over from elsewhere may be."""
+
 THREADS = 40
 """Handlers at a time: more than the database's connections, because some wait for what others look up."""
 
@@ -94,6 +97,7 @@ def create_app(
         metrics=metrics,
         answers=Cache(ANSWERS_KEPT),
         recent=Recent(ANSWERS_KEPT, TRUST_S),
+        estimates=Recent(ANSWERS_KEPT, ESTIMATE_TRUST_S),
         submissions=Combiner(store_all),
         beginnings=Combiner(begin_all),
         streams=Streams(),

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from dataclasses import asdict
 from typing import Annotated, Any
 
@@ -10,6 +9,7 @@ from fastapi import APIRouter, Query, Request, Response
 from starlette.concurrency import run_in_threadpool
 
 from autotune.api.answers import BestAnswer, Json
+from autotune.api.cache import REFUSALS, told
 from autotune.api.known_answers import KnownAnswer, KnownPage
 from autotune.api.openapi import answer, either, problems
 from autotune.api.pages import DEFAULT_LIMIT, AfterNumber, Limit, page
@@ -42,9 +42,6 @@ router = APIRouter(route_class=GuardedRoute, tags=["plans"])
 NEWEST = 50
 """Among so many tunings the newest that measured something is looked for, where none is named."""
 
-ESTIMATE_TRUST_S = 10.0
-"""An estimate carried over from elsewhere is taken for true so long."""
-
 _Text = Annotated[str | None, Query(min_length=1, max_length=200, pattern=r"^[^\x00-\x1f\x7f]+$")]
 
 
@@ -73,7 +70,7 @@ async def best(
     if tuning is not None:
         return await run_in_threadpool(lambda: Json(_of_named(parts, parts.store.tuning(tuning), target)))
     asked = ("best", model, cluster, nodes, given, target)
-    body: bytes | None = parts.recent.fresh(asked)
+    body: bytes | None = parts.recent.at_hand(asked)
     if body is None:
         body = await run_in_threadpool(
             parts.recent.get, asked, lambda: Json.of(_best(parts, model, cluster, nodes, given, target))
@@ -141,13 +138,15 @@ def _look_up(parts: Parts, question: Question) -> Answer:
     if parts.store.best_exact(*question):
         return best_known(parts.store, *question)
 
-    def weigh() -> Answer:
+    def weigh() -> Answer | Exception:
         with one_at_a_time():
-            return best_known(parts.store, *question)
+            try:
+                return best_known(parts.store, *question)
+            except REFUSALS as error:
+                return error
 
     model, cluster, workload = question
-    moment = int(time.monotonic() / ESTIMATE_TRUST_S)
-    found: Answer = parts.answers.get(("carried", model.key, cluster.key, workload, moment), weigh)
+    found: Answer = told(parts.estimates.get((model.key, cluster.key, workload), weigh))
     return found
 
 

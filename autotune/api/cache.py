@@ -41,10 +41,11 @@ class Recent:
                 self._busy.pop(key, None)
             busy.release()
 
-    def fresh(self, key: Hashable) -> Any:
-        """What was found within the last `trust_s` seconds; None where nothing was. Waits for nobody."""
+    def at_hand(self, key: Hashable) -> Any:
+        """What `get` would give without asking or waiting; None where there is nothing."""
         until, found = self._found.get(key, (0.0, None))
-        return found if time.monotonic() < until else None
+        trusted_until = until + self._trust_s if key in self._busy else until
+        return found if time.monotonic() < trusted_until else None
 
     def _ask(self, key: Hashable, find: Callable[[], Any], seen: float | None) -> Any:
         until, found = self._found.get(key, (None, None))
@@ -79,12 +80,12 @@ class Cache:
         with self._lock:
             if key in self._found:
                 self._found.move_to_end(key)
-                return _told(self._found[key])
+                return told(self._found[key])
             busy = self._busy.setdefault(key, Lock())
         with busy:
             with self._lock:
                 if key in self._found:
-                    return _told(self._found[key])
+                    return told(self._found[key])
             try:
                 answer = compute()
             except REFUSALS as error:
@@ -93,7 +94,7 @@ class Cache:
                 with self._lock:
                     self._busy.pop(key, None)
             self._keep(key, answer)
-            return _told(answer)
+            return told(answer)
 
     def _keep(self, key: Hashable, answer: Any) -> None:
         with self._lock:
@@ -102,7 +103,8 @@ class Cache:
                 self._found.popitem(last=False)
 
 
-def _told(answer: Any) -> Any:
+def told(answer: Any) -> Any:
+    """The answer. Raises it where it is a refusal."""
     if isinstance(answer, REFUSALS):
         raise answer.with_traceback(None)
     return answer

@@ -52,6 +52,7 @@ class Parts:
     metrics: Metrics
     answers: Cache
     recent: Recent
+    estimates: Recent
     submissions: Combiner[Submission, Submitted]
     beginnings: Combiner[str, bool]
     streams: Streams

@@ -60,7 +60,7 @@ async def submit(
     """
     parts, principal = parts_of(request), principal_of(request)
     question = ("asked", body.model_dump_json(include=JUDGED))
-    meant: Question = parts.recent.fresh(question) or await run_in_threadpool(
+    meant: Question = parts.recent.at_hand(question) or await run_in_threadpool(
         parts.recent.get, question, lambda: _checked(parts, body)
     )
     model, cluster, workload = meant
