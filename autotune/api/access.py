@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 import time
+from asyncio import Task, create_task, shield
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from ipaddress import ip_address
@@ -55,6 +56,7 @@ class Gate:
         self._store, self._open_locally = store, open_locally
         self._rate, self._limiter = read_rate(rate), FixedWindowRateLimiter(MemoryStorage())
         self._trusted: dict[str, tuple[ApiKey, float]] = {}
+        self._asking: dict[str, Task[ApiKey | None]] = {}
         self._keyless_until = 0.0
 
     async def admit(self, request: Request, role: Role) -> Principal:
@@ -98,14 +100,33 @@ class Gate:
         return Principal(name=key.name, role=key.role)
 
     async def _key(self, secret_hash: str) -> ApiKey | None:
+        """A key in use is asked for again in time, so that nobody waits for that in the middle of his work."""
         key, until = self._trusted.get(secret_hash, (None, 0.0))
-        if key is not None and time.monotonic() < until:
-            return key
+        left_s = until - time.monotonic()
+        if key is None or left_s <= 0:
+            return await shield(self._asked(secret_hash))
+        if left_s < TRUST_S / 2:
+            self._asked(secret_hash)
+        return key
+
+    def _asked(self, secret_hash: str) -> Task[ApiKey | None]:
+        """What the database is being asked, once for all."""
+        task = self._asking.get(secret_hash)
+        if task is None:
+            task = self._asking[secret_hash] = create_task(self._ask(secret_hash))
+            task.add_done_callback(lambda _: self._asking.pop(secret_hash))
+            task.add_done_callback(lambda done: done.cancelled() or done.exception())  # whoever waits is told
+        return task
+
+    async def _ask(self, secret_hash: str) -> ApiKey | None:
+        until = time.monotonic() + TRUST_S
         key = await run_in_threadpool(self._store.key_of, secret_hash)
-        if key is not None:
+        if key is None:
+            self._trusted.pop(secret_hash, None)
+        else:
             if len(self._trusted) >= MOST_TRUSTED:
                 self._trusted.clear()
-            self._trusted[secret_hash] = (key, time.monotonic() + TRUST_S)
+            self._trusted[secret_hash] = (key, until)
         return key
 
     async def _keyless(self) -> bool:
