@@ -2,22 +2,23 @@
 
 from __future__ import annotations
 
+import asyncio
 import gc
 import json
 import math
-import threading
 import time
 from collections import deque
 from collections.abc import Iterator, Sequence
-from contextlib import closing, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass
-from http.client import HTTPConnection
 from typing import Any
-from urllib.parse import urlsplit
 
+from aiohttp import ClientSession, ClientTimeout
 from crew import MAX_TRIALS, POOL
 
 from autotune.catalog import smallest
+
+PATIENCE = ClientTimeout(total=120)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,34 +52,34 @@ def submission(seed: int, nodes: int = 2) -> Asked:
 def ask_all(url: str, requests: Sequence[Asked], clients: int, secrets: Sequence[str] = ()) -> list[Answered]:
     """Asks everything, by so many clients at once, each with a connection and one of the keys; no client rests.
 
-    An answer that does not come is an error. The clients' own garbage waits: to collect it would hold all of them up.
+    An answer that does not come is an error. The clients take turns in one thread: threads of their own would wait for
+    the interpreter, some of them for long, and not for answers. Their garbage waits, or it would hold all of them up.
     """
-    waiting, answers = deque(requests), list[Answered]()
-    began = threading.Barrier(clients)
-    errors: list[BaseException] = []
-
-    def work(number: int) -> None:
-        headers = {"Authorization": f"Bearer {secrets[number % len(secrets)]}"} if secrets else {}
-        try:
-            with closing(HTTPConnection(urlsplit(url).netloc, timeout=120)) as connection:
-                began.wait()
-                while waiting:
-                    answers.append(_ask(connection, waiting.popleft(), headers))
-        except IndexError:  # another client took the last one
-            pass
-        except BaseException as error:
-            errors.append(error)
-            raise
-
-    threads = [threading.Thread(target=work, args=(number,)) for number in range(clients)]
     with _uncollected():
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
-    assert errors == []
+        answers = asyncio.run(_ask_all(url, requests, clients, secrets))
     assert len(answers) == len(requests)
     return answers
+
+
+async def _ask_all(url: str, requests: Sequence[Asked], clients: int, secrets: Sequence[str]) -> list[Answered]:
+    waiting, answers = deque(requests), list[Answered]()
+
+    async def work(number: int) -> None:
+        headers = {"Authorization": f"Bearer {secrets[number % len(secrets)]}"} if secrets else {}
+        async with ClientSession(url, headers=headers, timeout=PATIENCE) as session:
+            while waiting:
+                answers.append(await _ask(session, waiting.popleft()))
+
+    await asyncio.gather(*map(work, range(clients)))
+    return answers
+
+
+async def _ask(session: ClientSession, asked: Asked) -> Answered:
+    start_s = time.perf_counter()
+    async with session.request(asked.method, asked.path, json=asked.body) as response:
+        text = await response.read()
+    time_s = time.perf_counter() - start_s
+    return Answered(asked=asked, status=response.status, data=json.loads(text), time_s=time_s)
 
 
 @contextmanager
@@ -88,17 +89,6 @@ def _uncollected() -> Iterator[None]:
         yield
     finally:
         gc.enable()
-
-
-def _ask(connection: HTTPConnection, asked: Asked, headers: dict[str, str]) -> Answered:
-    body = None if asked.body is None else json.dumps(asked.body)
-    kind = {} if body is None else {"Content-Type": "application/json"}
-    start_s = time.perf_counter()
-    connection.request(asked.method, asked.path, body, {**headers, **kind})
-    response = connection.getresponse()
-    text = response.read()
-    time_s = time.perf_counter() - start_s
-    return Answered(asked=asked, status=response.status, data=json.loads(text), time_s=time_s)
 
 
 def percentile_s(answers: Sequence[Answered], share: float) -> float:
