@@ -10,7 +10,7 @@ from typing import Any
 from sqlalchemy import select
 from sqlalchemy.orm import Session
 
-from autotune.specs import EventKind, Failure, Job, ProbeOutcome, ProbeRequest, Trial, TuningEvent
+from autotune.specs import EventKind, Failure, Job, ProbeOutcome, ProbeRequest, Trial, Tuning, TuningEvent
 from storage.fleet_tables import EventRow
 from storage.rows import values
 from storage.session import SessionStore, tuning_row
@@ -44,7 +44,7 @@ def add_event(session: Session, tuning_id: str, kind: EventKind, data: dict[str,
     session.flush()
 
 
-def state_data(row: TuningRow) -> dict[str, Any]:
+def state_data(row: TuningRow | Tuning) -> dict[str, Any]:
     """What a STATE event tells."""
     return values(row, ("state", "message", "stop_reason", "gpu_s_spent"))
 

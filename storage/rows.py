@@ -49,32 +49,37 @@ SERIES = {"step": "step_times_s", "warmup": "warmup_times_s", "loss": "losses"}
 
 def tuning_row(tuning: Tuning) -> TuningRow:
     """The row of a new tuning."""
-    return TuningRow(
-        id=tuning.id,
-        model_name=tuning.model.name,
-        model_key=tuning.model.key,
-        model_json=tuning.model.to_json(),
-        cluster_name=tuning.cluster.name,
-        cluster_key=tuning.cluster.key,
-        cluster_json=tuning.cluster.to_json(),
-        devices=tuning.cluster.devices,
-        workload_key=tuning.workload.key,
-        workload_json=tuning.workload.to_json(),
-        seq_len=tuning.workload.seq_len,
-        global_batch=tuning.workload.global_batch,
-        dtype=tuning.workload.dtype.value,
-        space_json=tuning.space.to_json(),
-        budget_json=tuning.budget.to_json(),
-        seed=tuning.seed,
-        cold=tuning.cold,
-        sampler=tuning.sampler.value,
-        history=tuning.history,
-        pool=tuning.pool,
-        principal=tuning.principal,
-        created_at=tuning.created_at,
-        gpu_s_spent=tuning.gpu_s_spent,
+    return TuningRow(**tuning_values(tuning))
+
+
+def tuning_values(tuning: Tuning) -> dict[str, Any]:
+    """The columns of a new tuning."""
+    return {
+        "id": tuning.id,
+        "model_name": tuning.model.name,
+        "model_key": tuning.model.key,
+        "model_json": tuning.model.to_json(),
+        "cluster_name": tuning.cluster.name,
+        "cluster_key": tuning.cluster.key,
+        "cluster_json": tuning.cluster.to_json(),
+        "devices": tuning.cluster.devices,
+        "workload_key": tuning.workload.key,
+        "workload_json": tuning.workload.to_json(),
+        "seq_len": tuning.workload.seq_len,
+        "global_batch": tuning.workload.global_batch,
+        "dtype": tuning.workload.dtype.value,
+        "space_json": tuning.space.to_json(),
+        "budget_json": tuning.budget.to_json(),
+        "seed": tuning.seed,
+        "cold": tuning.cold,
+        "sampler": tuning.sampler.value,
+        "history": tuning.history,
+        "pool": tuning.pool,
+        "principal": tuning.principal,
+        "created_at": tuning.created_at,
+        "gpu_s_spent": tuning.gpu_s_spent,
         **tuning_progress(tuning),
-    )
+    }
 
 
 def tuning_progress(tuning: Tuning) -> dict[str, Any]:
