@@ -265,10 +265,11 @@ def test_a_process_frozen_between_two_rows_keeps_no_lock(postgres: PostgresServe
             cursor = session.connection().connection.cursor()
             cursor.executemany("UPDATE nodes SET reason = %s WHERE name = %s", rows())
 
-    options = quote("-c idle_in_transaction_session_timeout=200")
-    with open_store(f"{postgres.url(name)}?options={options}") as store:
+    with open_store(postgres.url(name)) as store:
         store.register_node(node("a"))
         store.register_node(node("b"))
+    options = quote("-c idle_in_transaction_session_timeout=500")
+    with open_store(f"{postgres.url(name)}?options={options}") as store:
         with pytest.raises(StoreError, match=name):
             write_rows(store)
         assert [each.reason for each in store.nodes()] == ["", ""]
