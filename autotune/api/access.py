@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import math
 import time
-from asyncio import Task, create_task, shield
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from ipaddress import ip_address
@@ -21,6 +20,7 @@ from starlette.concurrency import run_in_threadpool
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 
+from autotune.api.cache import Shared
 from autotune.errors import InputError
 from autotune.specs import ApiKey, Role
 from autotune.tuning.fleet_ports import FleetStore
@@ -55,8 +55,7 @@ class Gate:
     def __init__(self, store: FleetStore, *, open_locally: bool, rate: str) -> None:
         self._store, self._open_locally = store, open_locally
         self._rate, self._limiter = read_rate(rate), FixedWindowRateLimiter(MemoryStorage())
-        self._trusted: dict[str, tuple[ApiKey, float]] = {}
-        self._asking: dict[str, Task[ApiKey | None]] = {}
+        self._keys = Shared(MOST_TRUSTED, TRUST_S / 2)  # up to twice as old while it is asked for again
         self._keyless_until = 0.0
 
     async def admit(self, request: Request, role: Role) -> Principal:
@@ -79,7 +78,7 @@ class Gate:
 
     def forget(self) -> None:
         """Asks the database again for every key: one was made or revoked here."""
-        self._trusted.clear()
+        self._keys.forget()
         self._keyless_until = 0.0
 
     async def _principal(self, request: Request) -> Principal:
@@ -91,43 +90,14 @@ class Gate:
         scheme, _, secret = header.partition(" ")
         if scheme.lower() != "bearer" or not secret.strip():
             raise HTTPException(401, "give the API key as Authorization: Bearer KEY", CHALLENGE)
-        key = await self._key(hash_of(secret.strip()))
+        secret_hash = hash_of(secret.strip())
+        key: ApiKey | None = await self._keys.get(secret_hash, lambda: self._store.key_of(secret_hash))
         reason = refusal(key, datetime.now(UTC))
         if key is None or reason:
             raise HTTPException(
                 401, reason, {"WWW-Authenticate": CHALLENGE["WWW-Authenticate"] + ', error="invalid_token"'}
             )
         return Principal(name=key.name, role=key.role)
-
-    async def _key(self, secret_hash: str) -> ApiKey | None:
-        """A key in use is asked for again in time, so that nobody waits for that in the middle of his work."""
-        key, until = self._trusted.get(secret_hash, (None, 0.0))
-        left_s = until - time.monotonic()
-        if key is None or left_s <= 0:
-            return await shield(self._asked(secret_hash))
-        if left_s < TRUST_S / 2:
-            self._asked(secret_hash)
-        return key
-
-    def _asked(self, secret_hash: str) -> Task[ApiKey | None]:
-        """What the database is being asked, once for all."""
-        task = self._asking.get(secret_hash)
-        if task is None:
-            task = self._asking[secret_hash] = create_task(self._ask(secret_hash))
-            task.add_done_callback(lambda _: self._asking.pop(secret_hash))
-            task.add_done_callback(lambda done: done.cancelled() or done.exception())  # whoever waits is told
-        return task
-
-    async def _ask(self, secret_hash: str) -> ApiKey | None:
-        until = time.monotonic() + TRUST_S
-        key = await run_in_threadpool(self._store.key_of, secret_hash)
-        if key is None:
-            self._trusted.pop(secret_hash, None)
-        else:
-            if len(self._trusted) >= MOST_TRUSTED:
-                self._trusted.clear()
-            self._trusted[secret_hash] = (key, until)
-        return key
 
     async def _keyless(self) -> bool:
         if time.monotonic() >= self._keyless_until and not await run_in_threadpool(self._store.keys):

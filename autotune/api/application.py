@@ -14,7 +14,7 @@ from fastapi.routing import APIRoute
 
 from autotune.api import best, catalog, fleet, health, keys, plans, tunings
 from autotune.api.access import Gate
-from autotune.api.cache import Cache, Recent
+from autotune.api.cache import Cache, Recent, Shared
 from autotune.api.combining import Combiner
 from autotune.api.edge import Edge
 from autotune.api.health import Pulse
@@ -97,6 +97,7 @@ def create_app(
         metrics=metrics,
         answers=Cache(ANSWERS_KEPT),
         recent=Recent(ANSWERS_KEPT, TRUST_S),
+        shared=Shared(ANSWERS_KEPT, TRUST_S),
         estimates=Recent(ANSWERS_KEPT, ESTIMATE_TRUST_S),
         submissions=Combiner(store_all),
         beginnings=Combiner(begin_all),

@@ -70,11 +70,7 @@ async def best(
     if tuning is not None:
         return await run_in_threadpool(lambda: Json(_of_named(parts, parts.store.tuning(tuning), target)))
     asked = ("best", model, cluster, nodes, given, target)
-    body: bytes | None = parts.recent.at_hand(asked)
-    if body is None:
-        body = await run_in_threadpool(
-            parts.recent.get, asked, lambda: Json.of(_best(parts, model, cluster, nodes, given, target))
-        )
+    body: bytes = await parts.shared.get(asked, lambda: Json.of(_best(parts, model, cluster, nodes, given, target)))
     return Response(body, media_type=Json.media_type)
 
 

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import time
+from asyncio import Task, create_task, current_task, shield
 from collections import OrderedDict
 from collections.abc import Callable, Hashable
 from threading import Lock
 from typing import Any
+
+from starlette.concurrency import run_in_threadpool
 
 from autotune.errors import InputError, MissingMeasurementError, NothingFitsError
 
@@ -41,12 +44,6 @@ class Recent:
                 self._busy.pop(key, None)
             busy.release()
 
-    def at_hand(self, key: Hashable) -> Any:
-        """What `get` would give without asking or waiting; None where there is nothing."""
-        until, found = self._found.get(key, (0.0, None))
-        trusted_until = until + self._trust_s if key in self._busy else until
-        return found if time.monotonic() < trusted_until else None
-
     def _ask(self, key: Hashable, find: Callable[[], Any], seen: float | None) -> Any:
         until, found = self._found.get(key, (None, None))
         if until is not None and until != seen:  # who held the lock before us has asked
@@ -62,6 +59,53 @@ class Recent:
         """Asks for everything again: something was changed here."""
         with self._lock:
             self._found.clear()
+
+
+class Shared:
+    """The same for handlers that wait in the event loop: however many ask, one thread looks.
+
+    Only the loop's thread calls `get`.
+    """
+
+    def __init__(self, size: int, trust_s: float) -> None:
+        self._size, self._trust_s = size, trust_s
+        self._found: dict[Hashable, tuple[float, Any]] = {}
+        self._asking: dict[Hashable, Task[Any]] = {}
+
+    async def get(self, key: Hashable, find: Callable[[], Any]) -> Any:
+        """What `find` gave, if it was asked within the last `trust_s` seconds; up to twice as old while it is asked.
+
+        What it raises is raised to all who wait for it. That and None are not kept.
+        """
+        until, found = self._found.get(key, (0.0, None))
+        now = time.monotonic()
+        if now < until:
+            return found
+        task = self._asking.get(key)
+        if task is None:
+            task = self._asking[key] = create_task(self._ask(key, find))
+            task.add_done_callback(lambda done: done.cancelled() or done.exception())  # nobody may be waiting for it
+        return found if now < until + self._trust_s else await shield(task)
+
+    async def _ask(self, key: Hashable, find: Callable[[], Any]) -> Any:
+        until = time.monotonic() + self._trust_s
+        try:
+            found = await run_in_threadpool(find)
+            if found is None:
+                self._found.pop(key, None)
+            elif self._asking.get(key) is current_task():
+                if len(self._found) >= self._size:
+                    self._found.clear()
+                self._found[key] = (until, found)
+            return found
+        finally:
+            if self._asking.get(key) is current_task():
+                del self._asking[key]
+
+    def forget(self) -> None:
+        """Asks for everything again, also for what is being looked for: something was changed here."""
+        self._found.clear()
+        self._asking.clear()
 
 
 class Cache:

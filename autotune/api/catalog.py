@@ -39,7 +39,7 @@ def store_model(request: Request, body: Annotated[ModelBody, Body(openapi_exampl
         raise InputError("name", body.name, "a preset has this name and would be found first: give another")
     parts = parts_of(request)
     parts.store.put_model(body)
-    parts.recent.forget()
+    parts.forget()
     return Json(body.to_data(), 201)
 
 
@@ -67,7 +67,7 @@ def store_cluster(request: Request, body: Annotated[ClusterBody, Body(openapi_ex
     parts = parts_of(request)
     _require_no_pool(parts.store, body)
     parts.store.put_cluster(body)
-    parts.recent.forget()
+    parts.forget()
     return Json(body.to_data(), 201)
 
 

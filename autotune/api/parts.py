@@ -12,7 +12,7 @@ from fastapi import Request
 
 if TYPE_CHECKING:
     from autotune.api.access import Gate, Principal
-    from autotune.api.cache import Cache, Recent
+    from autotune.api.cache import Cache, Recent, Shared
     from autotune.api.combining import Combiner
     from autotune.api.health import Pulse
     from autotune.api.metrics import Metrics
@@ -53,10 +53,16 @@ class Parts:
     answers: Cache
     recent: Recent
     estimates: Recent
+    shared: Shared
     submissions: Combiner[Submission, Submitted]
     beginnings: Combiner[str, bool]
     streams: Streams
     pulse: Pulse
+
+    def forget(self) -> None:
+        """Asks the database again for what it told a moment ago: something was changed here."""
+        self.recent.forget()
+        self.shared.forget()
 
 
 def parts_of(request: Request) -> Parts:

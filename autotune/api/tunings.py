@@ -6,7 +6,6 @@ from typing import Annotated, Any
 
 from fastapi import APIRouter, Body, Header, Query, Request
 from starlette.background import BackgroundTask
-from starlette.concurrency import run_in_threadpool
 from starlette.exceptions import HTTPException
 from starlette.responses import Response
 
@@ -60,9 +59,7 @@ async def submit(
     """
     parts, principal = parts_of(request), principal_of(request)
     question = ("asked", body.model_dump_json(include=JUDGED))
-    meant: Question = parts.recent.at_hand(question) or await run_in_threadpool(
-        parts.recent.get, question, lambda: _checked(parts, body)
-    )
+    meant: Question = await parts.shared.get(question, lambda: _checked(parts, body))
     model, cluster, workload = meant
     submission = submission_of(
         model,
