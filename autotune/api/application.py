@@ -33,10 +33,10 @@ DEFAULT_RATE = "6000/minute"
 
 ANSWERS_KEPT = 2000
 TRUST_S = 1.0
-"""How old the answer to which tuning is best, and what a cluster is, may be."""
+"""How old may be which plan is best, and what a request for a tuning means; twice that while it is looked up again."""
 
 ESTIMATE_TRUST_S = 10.0
-"""How old an estimate carried over from elsewhere may be."""
+"""How old an estimate carried over from elsewhere may be; twice that while it is weighed again."""
 
 THREADS = 40
 """Handlers at a time: more than the database's connections, because some wait for what others look up."""
@@ -86,8 +86,8 @@ def create_app(
     def store_all(submissions: Sequence[Submission]) -> Sequence[Submitted | StoreConflictError]:
         return store.submit_tunings(submissions)
 
-    def begin_all(tuning_ids: Sequence[str]) -> Sequence[bool]:
-        return [service.begin(each) for each in tuning_ids]
+    def begin_all(tuning_ids: Sequence[str]) -> Sequence[bool | Exception]:
+        return [_answer_of(service.begin, each) for each in tuning_ids]
 
     metrics = Metrics(store)
     app.state.parts = Parts(
@@ -96,7 +96,6 @@ def create_app(
         gate=Gate(store, open_locally=open_locally, rate=rate),
         metrics=metrics,
         answers=Cache(ANSWERS_KEPT),
-        recent=Recent(ANSWERS_KEPT, TRUST_S),
         shared=Shared(ANSWERS_KEPT, TRUST_S),
         estimates=Recent(ANSWERS_KEPT, ESTIMATE_TRUST_S),
         submissions=Combiner(store_all),
@@ -108,3 +107,11 @@ def create_app(
     app.add_middleware(Edge, metrics=metrics)
     app.openapi = partial(document, app)  # type: ignore[method-assign]
     return app
+
+
+def _answer_of(work: Callable[[str], bool], asked: str) -> bool | Exception:
+    """What went wrong with one is told to that one alone."""
+    try:
+        return work(asked)
+    except Exception as error:  # noqa: BLE001 - it is raised to whoever asked
+        return error

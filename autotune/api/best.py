@@ -64,6 +64,7 @@ async def best(
 
     For a model, a cluster and a workload: what is known of exactly that, else the nearest that is, what it implies, and
     what would settle it. Of the tuning that is named; without anything of the newest tuning that measured something.
+    What is known may be as it was two seconds ago.
     """
     parts = parts_of(request)
     given = WorkloadRequest(seq_len=seq_len, global_batch=global_batch, dtype=dtype)
@@ -100,7 +101,7 @@ def _question(
     if model is None or cluster is None:
         missing = "cluster" if cluster is None else "model"
         raise InputError(missing, None, "model and cluster are given together")
-    model_spec, cluster_spec = find_model(parts.store, model), find_cluster(parts, cluster, nodes)
+    model_spec, cluster_spec = find_model(parts.store, model), find_cluster(parts.store, cluster, nodes)
     return model_spec, cluster_spec, find_workload(model_spec, cluster_spec, given)
 
 

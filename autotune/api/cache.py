@@ -17,7 +17,7 @@ REFUSALS = (InputError, NothingFitsError, MissingMeasurementError)
 
 
 class Recent:
-    """What was found in the database a moment ago, so that a hundred clients with one question ask it once a second."""
+    """What was found a moment ago, for handlers in threads: a hundred clients with one question ask it once."""
 
     def __init__(self, size: int, trust_s: float) -> None:
         self._size, self._trust_s, self._lock = size, trust_s, Lock()
@@ -55,20 +55,15 @@ class Recent:
             self._found[key] = (time.monotonic() + self._trust_s, found)
         return found
 
-    def forget(self) -> None:
-        """Asks for everything again: something was changed here."""
-        with self._lock:
-            self._found.clear()
-
 
 class Shared:
     """The same for handlers that wait in the event loop: however many ask, one thread looks.
 
-    Only the loop's thread calls `get`.
+    Only the loop's thread calls `get`; any thread may call `forget`.
     """
 
     def __init__(self, size: int, trust_s: float) -> None:
-        self._size, self._trust_s = size, trust_s
+        self._size, self._trust_s, self._lock = size, trust_s, Lock()
         self._found: dict[Hashable, tuple[float, Any]] = {}
         self._asking: dict[Hashable, Task[Any]] = {}
 
@@ -88,24 +83,29 @@ class Shared:
         return found if now < until + self._trust_s else await shield(task)
 
     async def _ask(self, key: Hashable, find: Callable[[], Any]) -> Any:
-        until = time.monotonic() + self._trust_s
+        until, found = time.monotonic() + self._trust_s, None
         try:
             found = await run_in_threadpool(find)
-            if found is None:
-                self._found.pop(key, None)
-            elif self._asking.get(key) is current_task():
-                if len(self._found) >= self._size:
-                    self._found.clear()
-                self._found[key] = (until, found)
-            return found
         finally:
-            if self._asking.get(key) is current_task():
-                del self._asking[key]
+            with self._lock:
+                if self._asking.get(key) is current_task():  # or something was changed meanwhile
+                    del self._asking[key]
+                    self._keep(key, until, found)
+        return found
+
+    def _keep(self, key: Hashable, until: float, found: Any) -> None:
+        if found is None:
+            self._found.pop(key, None)
+            return
+        if len(self._found) >= self._size:
+            self._found.clear()
+        self._found[key] = (until, found)
 
     def forget(self) -> None:
         """Asks for everything again, also for what is being looked for: something was changed here."""
-        self._found.clear()
-        self._asking.clear()
+        with self._lock:
+            self._asking.clear()
+            self._found.clear()
 
 
 class Cache:

@@ -39,7 +39,7 @@ def store_model(request: Request, body: Annotated[ModelBody, Body(openapi_exampl
         raise InputError("name", body.name, "a preset has this name and would be found first: give another")
     parts = parts_of(request)
     parts.store.put_model(body)
-    parts.forget()
+    parts.shared.forget()
     return Json(body.to_data(), 201)
 
 
@@ -67,7 +67,7 @@ def store_cluster(request: Request, body: Annotated[ClusterBody, Body(openapi_ex
     parts = parts_of(request)
     _require_no_pool(parts.store, body)
     parts.store.put_cluster(body)
-    parts.forget()
+    parts.shared.forget()
     return Json(body.to_data(), 201)
 
 
@@ -75,7 +75,7 @@ def store_cluster(request: Request, body: Annotated[ClusterBody, Body(openapi_ex
 def show_cluster(request: Request, name: PathName) -> Json:
     """Show one stored cluster, or what a shorthand such as a100-80gb-sxm:128x8 stands for."""
     try:
-        return Json(find_cluster(parts_of(request), name).to_data())
+        return Json(find_cluster(parts_of(request).store, name).to_data())
     except InputError as error:  # no cluster is stored by that name, and as a shorthand it stands for none
         raise HTTPException(404, str(error)) from None
 

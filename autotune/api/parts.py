@@ -51,18 +51,12 @@ class Parts:
     gate: Gate
     metrics: Metrics
     answers: Cache
-    recent: Recent
     estimates: Recent
     shared: Shared
     submissions: Combiner[Submission, Submitted]
     beginnings: Combiner[str, bool]
     streams: Streams
     pulse: Pulse
-
-    def forget(self) -> None:
-        """Asks the database again for what it told a moment ago: something was changed here."""
-        self.recent.forget()
-        self.shared.forget()
 
 
 def parts_of(request: Request) -> Parts:

@@ -64,7 +64,7 @@ def rank_plans(
     given several times; one that is not given allows every legal value.
     """
     parts = parts_of(request)
-    model_spec, cluster_spec = find_model(parts.store, model), find_cluster(parts, cluster, nodes)
+    model_spec, cluster_spec = find_model(parts.store, model), find_cluster(parts.store, cluster, nodes)
     given = WorkloadRequest(seq_len=seq_len, global_batch=global_batch, dtype=dtype)
     workload = find_workload(model_spec, cluster_spec, given)
     choices = {

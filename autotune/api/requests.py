@@ -9,7 +9,6 @@ from fastapi import Path, Query
 from pydantic import BeforeValidator, Field, model_validator
 from starlette.exceptions import HTTPException
 
-from autotune.api.parts import Parts
 from autotune.catalog import models as presets
 from autotune.catalog.gpus import cluster_from_shorthand, is_shorthand
 from autotune.catalog.workloads import workload
@@ -152,25 +151,24 @@ KeyBody = Annotated[KeyRequest, BeforeValidator(_through_json(KeyRequest))]
 
 def find_model(store: FleetStore, ref: str | ModelSpec) -> ModelSpec:
     """The model that is meant: given whole, a preset, or a stored one. Raises UnknownNameError."""
+    return given_model(ref) or _stored(store.model, str(ref), "model", [model.name for model in presets()])
+
+
+def given_model(ref: str | ModelSpec) -> ModelSpec | None:
+    """The model that is meant where nobody has to be asked: given whole, or a preset."""
     if isinstance(ref, ModelSpec):
         return ref
-    preset = next((model for model in presets() if model.name == ref.lower()), None)
-    return preset or _stored(store.model, ref, "model", [model.name for model in presets()])
+    return next((model for model in presets() if model.name == ref.lower()), None)
 
 
-def find_cluster(parts: Parts, ref: str | ClusterSpec, nodes: int | None = None) -> ClusterSpec:
+def find_cluster(store: FleetStore, ref: str | ClusterSpec, nodes: int | None = None) -> ClusterSpec:
     """The cluster that is meant: given whole, stored, or in the shorthand; of `nodes` nodes, if they are given.
-
-    A stored one may be as it was a second ago.
 
     Raises:
         UnknownNameError: nobody knows it.
         InputError: several nodes of a cluster without a link between them.
     """
-    cluster = ref
-    if not isinstance(cluster, ClusterSpec):
-        name = cluster
-        cluster = parts.recent.get(("cluster", name), lambda: _named_cluster(parts.store, name))
+    cluster = ref if isinstance(ref, ClusterSpec) else _named_cluster(store, ref)
     if nodes is None or nodes == cluster.nodes:
         return cluster
     if nodes > 1 and cluster.inter is None:

@@ -6,6 +6,7 @@ from typing import Annotated, Any
 
 from fastapi import APIRouter, Body, Header, Query, Request
 from starlette.background import BackgroundTask
+from starlette.concurrency import run_in_threadpool
 from starlette.exceptions import HTTPException
 from starlette.responses import Response
 
@@ -17,11 +18,19 @@ from autotune.api.examples import TUNING_REQUESTS
 from autotune.api.openapi import answer, problems
 from autotune.api.pages import DEFAULT_LIMIT, After, AfterNumber, Limit, page
 from autotune.api.parts import Parts, parts_of, principal_of
-from autotune.api.requests import PathId, Question, TuningBody, TuningRequest, find_cluster, find_model, find_workload
+from autotune.api.requests import (
+    PathId,
+    TuningBody,
+    TuningRequest,
+    find_cluster,
+    find_model,
+    find_workload,
+    given_model,
+)
 from autotune.api.roles import GuardedRoute
 from autotune.api.work import require_bounded
 from autotune.search.space import Runtime
-from autotune.specs import Role, Tuning, TuningState
+from autotune.specs import ClusterSpec, Role, Tuning, TuningState, Workload
 from autotune.tuning.fleet.submissions import submission_of
 from autotune.tuning.report import history_data, trial_data, tuning_data
 
@@ -30,6 +39,8 @@ router = APIRouter(route_class=GuardedRoute, tags=["tunings"])
 LOCATION = {"Location": "The tuning's path."}
 JUDGED = {"model", "cluster", "nodes", "workload", "space"}
 """Of a request: what decides whether it can lead to a plan."""
+
+MOST_SHARED_BYTES = 2**13
 
 IdempotencyKey = Annotated[
     str | None,
@@ -58,9 +69,10 @@ async def submit(
     `created` is false. A request that no plan can fulfil is refused at once, with the reason.
     """
     parts, principal = parts_of(request), principal_of(request)
-    question = ("asked", body.model_dump_json(include=JUDGED))
-    meant: Question = await parts.shared.get(question, lambda: _checked(parts, body))
-    model, cluster, workload = meant
+    model = given_model(body.model)
+    if model is None:
+        model = await run_in_threadpool(find_model, parts.store, body.model)
+    cluster, workload = await _meant(parts, body.model_copy(update={"model": model}))
     submission = submission_of(
         model,
         cluster,
@@ -164,13 +176,25 @@ async def stream_events(request: Request, tuning_id: PathId, last_event_id: Last
     return await event_stream(parts_of(request), principal, tuning_id, after=last_event_id or 0)
 
 
-def _checked(parts: Parts, body: TuningRequest) -> Question:
-    """What a request means, once it is known that it can lead to a plan."""
-    model, cluster = find_model(parts.store, body.model), find_cluster(parts, body.cluster, body.nodes)
-    workload = find_workload(model, cluster, body.workload)
-    require_bounded(parts.answers, model, cluster, workload, Runtime.TORCH)
-    parts.service.check(model, cluster, workload, body.space)
-    return model, cluster, workload
+async def _meant(parts: Parts, body: TuningRequest) -> tuple[ClusterSpec, Workload]:
+    """The cluster and the workload of a request that can lead to a plan; judged once for all who ask at the same time.
+
+    The model is given whole. It is stored with the tuning: one of a moment ago would replace what was stored since.
+    """
+    judged = body.model_dump_json(include=JUDGED)
+
+    def judge() -> tuple[ClusterSpec, Workload]:
+        model = find_model(parts.store, body.model)
+        cluster = find_cluster(parts.store, body.cluster, body.nodes)
+        workload = find_workload(model, cluster, body.workload)
+        require_bounded(parts.answers, model, cluster, workload, Runtime.TORCH)
+        parts.service.check(model, cluster, workload, body.space)
+        return cluster, workload
+
+    if len(judged) > MOST_SHARED_BYTES:  # thousands of these would fill the memory
+        return await run_in_threadpool(judge)
+    found: tuple[ClusterSpec, Workload] = await parts.shared.get(("asked", judged), judge)
+    return found
 
 
 def version_of(tuning: Tuning) -> tuple[object, ...]:

@@ -28,8 +28,6 @@ def test_it_is_asked_once_while_it_is_trusted() -> None:
     recent, source = Recent(10, 1000.0), Source()
     assert [recent.get("a", source) for _ in range(3)] == [1, 1, 1]
     assert recent.get("b", source) == 2
-    recent.forget()
-    assert [recent.get(key, source) for key in ("a", "b")] == [3, 4]
 
 
 def test_nothing_found_is_an_answer_too() -> None:

@@ -82,7 +82,7 @@ class FleetService:
             NothingFitsError: no legal plan is estimated to fit.
         """
         self._require_pool(cluster)
-        asked = (model.key, cluster.key, workload.key, space.to_json())
+        asked = (model.key, cluster.key, workload.key, space.digest())
         if asked in self._checked:
             return
         check_request(model, cluster, workload, space)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from api_server import TINY, Api, StartApi, assert_problem
 from commands import Command
 from fleet_records import fleet_tuning, live_tuning
-from store_records import FAILURE, FINGERPRINT, step_reading, trial, tuning
+from store_records import FAILURE, FINGERPRINT, MODEL, step_reading, trial, tuning
 
 from autotune.api.answers import BestAnswer, Submitted, TrialPage, TuningAnswer, TuningPage
 from autotune.api.known_answers import KnownAnswer, KnownPage
@@ -54,6 +54,25 @@ def test_equal_requests_share_one_tuning(api: Api) -> None:
     assert (first.created, second.created) == (True, False)
     assert first.tuning == second.tuning
     assert submitted(api, seed=1).tuning != first.tuning
+
+
+def test_a_model_that_somebody_else_stored_meanwhile_is_the_one_that_is_tuned(api: Api, store: SqlStore) -> None:
+    first, second = (MODEL.model_copy(update={"name": "mine", "layers": layers}) for layers in (2, 4))
+    assert api.request("POST", "/models", Role.SUBMIT, json=first.to_data()).status_code == 201
+    assert submitted(api, model="mine").request.model == first
+    store.put_model(second)  # by another server
+    assert submitted(api, model="mine", seed=1).request.model == second
+    assert submitted(api, model=first.to_data(), seed=2).request.model == first
+    assert store.model("mine") == first
+    assert submitted(api, model="mine", seed=3).request.model == first
+    assert store.model("mine") == first
+
+
+def test_a_request_too_large_to_be_kept_is_judged_like_others(api: Api) -> None:
+    model = MODEL.model_copy(update={"name": "mine", "source": "x" * 100_000})
+    assert submitted(api, model=model.to_data()).request.model == model
+    wrong = TINY | {"model": model.to_data(), "space": {"tp": [3]}}
+    assert_problem(api.request("POST", "/tunings", Role.SUBMIT, json=wrong), 422, "illegal-plan", "space.tp")
 
 
 def test_an_idempotency_key_makes_one_tuning(api: Api) -> None:
