@@ -82,7 +82,7 @@ def reader(engine: Engine) -> Engine:
     """The same engine, for reading: on PostgreSQL without a transaction around it (storage.postgres). On SQLite a
     transaction is what makes several statements see the same.
     """
-    return engine.execution_options(**{READ: True})
+    return engine.execution_options(**{READ: True}) if engine.dialect.name == "postgresql" else engine
 
 
 def use_wal(engine: Engine) -> None:
