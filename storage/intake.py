@@ -66,21 +66,19 @@ class Intake:
 
         Raises RacedError if another transaction stored an equal request or key meanwhile.
         """
-        session, new = self._session, [tuning for _, tuning in sorted(self._new.items())]
+        session, new = self._session, dict(sorted(self._new.items()))
         now = database_now(session) if new or self._keys else None
         if new:
-            self._insert(
-                TuningRow,
-                [rows.tuning_values(tuning) | {"sharing_key": key} for key, tuning in sorted(self._new.items())],
-                "a tuning of that id or sharing key is being stored by somebody else",
-            )
-            states = [{"tuning_id": tuning.id, "data_json": json.dumps(state_data(tuning))} for tuning in new]
-            self._insert(EventRow, [{"kind": EventKind.STATE.value, "at": now, **each} for each in states])
+            tunings = [rows.tuning_values(tuning) | {"sharing_key": key} for key, tuning in new.items()]
+            self._insert(TuningRow, tunings, "a tuning of that id or sharing key is being stored by somebody else")
+            log = {"kind": EventKind.STATE.value, "at": now}
+            states = [(tuning.id, json.dumps(state_data(tuning))) for tuning in new.values()]
+            session.execute(plain_insert(EventRow), [log | {"tuning_id": each, "data_json": to} for each, to in states])
         if self._keys:
             keys = sorted(self._keys, key=lambda each: (each["principal"], each["key"]))
-            keys_are_used = "an idempotency key is being used by somebody else"
-            self._insert(IdempotencyRow, [{"created_at": now, **each} for each in keys], keys_are_used)
-        put_models(session, [tuning.model for tuning in new])
+            values = [{"created_at": now, **each} for each in keys]
+            self._insert(IdempotencyRow, values, "an idempotency key is being used by somebody else")
+        put_models(session, [tuning.model for tuning in new.values()])
         if self._interests:
             wanted = [{"tuning_id": each, "principal": principal} for each, principal in sorted(self._interests)]
             # SQLAlchemy makes one statement of these only where it returns something.
@@ -92,7 +90,7 @@ class Intake:
         self._taken_ids.add(asked.tuning.id)
         return asked.tuning
 
-    def _insert(self, table: type[Base], values: Sequence[Mapping[str, object]], conflict: str = "") -> None:
+    def _insert(self, table: type[Base], values: Sequence[Mapping[str, object]], conflict: str) -> None:
         try:
             self._session.execute(plain_insert(table), values)
         except IntegrityError as error:

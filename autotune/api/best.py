@@ -18,7 +18,6 @@ from autotune.api.requests import (
     DTypeName,
     GlobalBatch,
     Nodes,
-    Question,
     SeqLen,
     WorkloadRequest,
     find_cluster,
@@ -92,6 +91,9 @@ def list_known(
         model=model, cluster=cluster, device=device, source=source, history=history, before=after, limit=limit + 1
     )
     return page(request, "entries", found, limit, cursor=lambda entry: entry.id, data=entry_data)
+
+
+Question = tuple[ModelSpec, ClusterSpec, Workload]
 
 
 def _question(

@@ -83,15 +83,17 @@ class Shared:
         return found if now < until + self._trust_s else await shield(task)
 
     async def _ask(self, key: Hashable, find: Callable[[], Any]) -> Any:
-        until, found = time.monotonic() + self._trust_s, None
+        until = time.monotonic() + self._trust_s
         try:
             found = await run_in_threadpool(find)
+            with self._lock:
+                if self._asking.get(key) is current_task():  # else something was changed meanwhile
+                    self._keep(key, until, found)
+            return found
         finally:
             with self._lock:
-                if self._asking.get(key) is current_task():  # or something was changed meanwhile
+                if self._asking.get(key) is current_task():
                     del self._asking[key]
-                    self._keep(key, until, found)
-        return found
 
     def _keep(self, key: Hashable, until: float, found: Any) -> None:
         if found is None:

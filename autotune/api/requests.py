@@ -58,10 +58,6 @@ PathName = Annotated[str, Path(min_length=1, max_length=200, pattern=_TEXT, desc
 PathId = Annotated[str, Path(min_length=4, max_length=64, pattern=r"^[A-Za-z0-9_-]+$", description="An id.")]
 
 
-Question = tuple[ModelSpec, ClusterSpec, Workload]
-"""What a request means."""
-
-
 class WorkloadRequest(Spec):
     """A workload; what is absent gets the default for the model and the cluster."""
 

@@ -30,7 +30,7 @@ from autotune.api.requests import (
 from autotune.api.roles import GuardedRoute
 from autotune.api.work import require_bounded
 from autotune.search.space import Runtime
-from autotune.specs import ClusterSpec, Role, Tuning, TuningState, Workload
+from autotune.specs import ClusterSpec, ModelSpec, Role, Tuning, TuningState, Workload
 from autotune.tuning.fleet.submissions import submission_of
 from autotune.tuning.report import history_data, trial_data, tuning_data
 
@@ -72,7 +72,7 @@ async def submit(
     model = given_model(body.model)
     if model is None:
         model = await run_in_threadpool(find_model, parts.store, body.model)
-    cluster, workload = await _meant(parts, body.model_copy(update={"model": model}))
+    cluster, workload = await _meant(parts, body, model)
     submission = submission_of(
         model,
         cluster,
@@ -176,15 +176,14 @@ async def stream_events(request: Request, tuning_id: PathId, last_event_id: Last
     return await event_stream(parts_of(request), principal, tuning_id, after=last_event_id or 0)
 
 
-async def _meant(parts: Parts, body: TuningRequest) -> tuple[ClusterSpec, Workload]:
+async def _meant(parts: Parts, body: TuningRequest, model: ModelSpec) -> tuple[ClusterSpec, Workload]:
     """The cluster and the workload of a request that can lead to a plan; judged once for all who ask at the same time.
 
-    The model is given whole. It is stored with the tuning: one of a moment ago would replace what was stored since.
+    The model is found before: it is stored with the tuning, and an outdated one would replace what was stored since.
     """
-    judged = body.model_dump_json(include=JUDGED)
+    judged = body.model_copy(update={"model": model}).model_dump_json(include=JUDGED)
 
     def judge() -> tuple[ClusterSpec, Workload]:
-        model = find_model(parts.store, body.model)
         cluster = find_cluster(parts.store, body.cluster, body.nodes)
         workload = find_workload(model, cluster, body.workload)
         require_bounded(parts.answers, model, cluster, workload, Runtime.TORCH)
