@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Mapping, Sequence
 
 from sqlalchemy import select
 
@@ -23,11 +23,11 @@ class KeyStore(SessionStore):
             session.add(fleet_rows.key_row(key, secret_hash))
             flush_new(session, f"an API key named {key.name!r} exists already; revoke it first")
 
-    def key_of(self, secret_hash: str) -> ApiKey | None:
-        """The key with that hash, expired and revoked ones included."""
+    def keys_of(self, secret_hashes: Collection[str]) -> Mapping[str, ApiKey]:
+        """The keys with those hashes, by their hash, expired and revoked ones included."""
+        query = select(ApiKeyRow).where(ApiKeyRow.secret_hash.in_(secret_hashes))
         with self.reading() as session:
-            row = session.scalar(select(ApiKeyRow).where(ApiKeyRow.secret_hash == secret_hash))
-            return None if row is None else fleet_rows.key_of(row)
+            return {row.secret_hash: fleet_rows.key_of(row) for row in session.scalars(query)}
 
     def keys(self) -> Sequence[ApiKey]:
         """All keys, oldest first."""

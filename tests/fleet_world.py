@@ -90,8 +90,8 @@ class Mail:
             self.waiting.append((kind, ids))
         return True
 
-    def advance(self, tuning_id: str) -> bool:
-        return self._put("advance", tuning_id)
+    def advance(self, *tuning_ids: str) -> bool:
+        return self._put("advance", *tuning_ids)
 
     def schedule(self, pool: str) -> bool:
         return self._put("schedule", pool)
@@ -156,7 +156,8 @@ class World:
     def act(self, kind: str, *ids: str | int) -> None:
         match kind:
             case "advance":
-                self.service.advance(str(ids[0]))
+                for each in ids:
+                    self.service.advance(str(each))
             case "schedule":
                 self.service.schedule(str(ids[0]))
             case "run":

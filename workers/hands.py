@@ -16,6 +16,9 @@ _SWEEP_APART_S = 2.0
 class Fleet(Protocol):
     """The service of a fleet: what the tasks call."""
 
+    def begin(self, *tuning_ids: str) -> object:
+        """Tells tuners of tunings."""
+
     def advance(self, tuning_id: str) -> object:
         """Takes the next steps of a tuning."""
 
@@ -70,9 +73,13 @@ class TunerHands:
     def canary(self, _: str) -> None:
         """Nothing but the pulse of having been consumed."""
 
-    def advance(self, tuning_id: str) -> None:
-        """Takes the next steps of a tuning."""
-        self._fleet.advance(tuning_id)
+    def advance(self, *tuning_ids: str) -> None:
+        """Takes the next steps of a tuning. Several go a message each, so that all tuners share them."""
+        if len(tuning_ids) == 1:
+            self._fleet.advance(tuning_ids[0])
+            return
+        for each in tuning_ids:
+            self._fleet.begin(each)
 
     def sweep(self) -> None:
         """Sends again what is due, unless this process did a moment ago."""

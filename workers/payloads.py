@@ -12,6 +12,7 @@ from autotune.errors import InputError
 from autotune.specs.base import Name
 
 MOST_TOKEN = 2**63 - 1
+MOST_TUNINGS = 1000
 
 Id = Annotated[str, Field(min_length=1, max_length=64, pattern=r"^[A-Za-z0-9_.-]+$")]
 GpuSeconds = Annotated[float, Field(gt=0, allow_inf_nan=False)]
@@ -31,7 +32,7 @@ class TaskName(StrEnum):
 
 
 _PAYLOADS: Mapping[TaskName, TypeAdapter[Any]] = {
-    TaskName.ADVANCE: TypeAdapter(tuple[Id]),  # tuning
+    TaskName.ADVANCE: TypeAdapter(Annotated[tuple[Id, ...], Field(min_length=1, max_length=MOST_TUNINGS)]),  # tunings
     TaskName.SCHEDULE: TypeAdapter(tuple[Name]),  # pool
     TaskName.RUN: TypeAdapter(tuple[Id, Token]),  # job, the grant's token
     TaskName.CANARY: TypeAdapter(tuple[Id]),  # session

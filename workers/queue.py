@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, TypeVar
 
 from kombu.exceptions import KombuError
@@ -38,9 +38,9 @@ class CeleryQueue:
         self._app = app
         self._away_until_s = 0.0
 
-    def advance(self, tuning_id: str) -> bool:
-        """To any tuner: take the next steps of this tuning."""
-        return self._send(TaskName.ADVANCE, (tuning_id,), TUNER_QUEUE)
+    def advance(self, *tuning_ids: str) -> bool:
+        """To any tuner, in one message: take the next steps of this tuning; or, of several, tell tuners of each."""
+        return self._send(TaskName.ADVANCE, tuning_ids, TUNER_QUEUE)
 
     def schedule(self, pool: str) -> bool:
         """To any free node of the pool: grant what waits. True without sending where enough messages wait already."""
@@ -90,7 +90,7 @@ class CeleryQueue:
             return False
         return waiting >= _MOST_WAITING or self._send(task, arguments, queue)
 
-    def _send(self, task: TaskName, arguments: tuple[str | float | None, ...], queue: str) -> bool:
+    def _send(self, task: TaskName, arguments: Sequence[str | float | None], queue: str) -> bool:
         def send() -> bool:
             self._app.send_task(str(task), args=arguments, queue=queue, retry=False)
             return True

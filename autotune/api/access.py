@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from ipaddress import ip_address
@@ -21,6 +22,7 @@ from starlette.exceptions import HTTPException
 from starlette.requests import Request
 
 from autotune.api.cache import Shared
+from autotune.api.combining import Combiner
 from autotune.errors import InputError
 from autotune.specs import ApiKey, Role
 from autotune.tuning.fleet_ports import FleetStore
@@ -56,6 +58,7 @@ class Gate:
         self._store, self._open_locally = store, open_locally
         self._rate, self._limiter = read_rate(rate), FixedWindowRateLimiter(MemoryStorage())
         self._keys = Shared(MOST_TRUSTED, TRUST_S / 2)  # up to twice as old while it is asked for again
+        self._lookups = Combiner(self._look_up)
         self._keyless_until = 0.0
 
     async def admit(self, request: Request, role: Role) -> Principal:
@@ -91,13 +94,17 @@ class Gate:
         if scheme.lower() != "bearer" or not secret.strip():
             raise HTTPException(401, "give the API key as Authorization: Bearer KEY", CHALLENGE)
         secret_hash = hash_of(secret.strip())
-        key: ApiKey | None = await self._keys.get(secret_hash, lambda: self._store.key_of(secret_hash))
+        key: ApiKey | None = await self._keys.get(secret_hash, lambda: self._lookups.ask(secret_hash))
         reason = refusal(key, datetime.now(UTC))
         if key is None or reason:
             raise HTTPException(
                 401, reason, {"WWW-Authenticate": CHALLENGE["WWW-Authenticate"] + ', error="invalid_token"'}
             )
         return Principal(name=key.name, role=key.role)
+
+    def _look_up(self, secret_hashes: Sequence[str]) -> Sequence[ApiKey | None]:
+        found = self._store.keys_of(set(secret_hashes))
+        return [found.get(each) for each in secret_hashes]
 
     async def _keyless(self) -> bool:
         if time.monotonic() >= self._keyless_until and not await run_in_threadpool(self._store.keys):

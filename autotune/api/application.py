@@ -86,8 +86,8 @@ def create_app(
     def store_all(submissions: Sequence[Submission]) -> Sequence[Submitted | StoreConflictError]:
         return store.submit_tunings(submissions)
 
-    def begin_all(tuning_ids: Sequence[str]) -> Sequence[bool | Exception]:
-        return [_answer_of(service.begin, each) for each in tuning_ids]
+    def begin_all(tuning_ids: Sequence[str]) -> Sequence[bool]:
+        return [service.begin(*tuning_ids)] * len(tuning_ids)
 
     metrics = Metrics(store)
     app.state.parts = Parts(
@@ -107,11 +107,3 @@ def create_app(
     app.add_middleware(Edge, metrics=metrics)
     app.openapi = partial(document, app)  # type: ignore[method-assign]
     return app
-
-
-def _answer_of(work: Callable[[str], bool], asked: str) -> bool | Exception:
-    """What went wrong with one is told to that one alone."""
-    try:
-        return work(asked)
-    except Exception as error:  # noqa: BLE001 - it is raised to whoever asked
-        return error

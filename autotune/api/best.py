@@ -70,7 +70,11 @@ async def best(
     if tuning is not None:
         return await run_in_threadpool(lambda: Json(_of_named(parts, parts.store.tuning(tuning), target)))
     asked = ("best", model, cluster, nodes, given, target)
-    body: bytes = await parts.shared.get(asked, lambda: Json.of(_best(parts, model, cluster, nodes, given, target)))
+
+    def find() -> bytes:
+        return Json.of(_best(parts, model, cluster, nodes, given, target))
+
+    body: bytes = await parts.shared.get(asked, lambda: run_in_threadpool(find))
     return Response(body, media_type=Json.media_type)
 
 

@@ -5,11 +5,9 @@ from __future__ import annotations
 import time
 from asyncio import Task, create_task, current_task, shield
 from collections import OrderedDict
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Coroutine, Hashable
 from threading import Lock
 from typing import Any
-
-from starlette.concurrency import run_in_threadpool
 
 from autotune.errors import InputError, MissingMeasurementError, NothingFitsError
 
@@ -57,7 +55,7 @@ class Recent:
 
 
 class Shared:
-    """The same for handlers that wait in the event loop: however many ask, one thread looks.
+    """The same for handlers that wait in the event loop: however many ask, it is looked for once.
 
     Only the loop's thread calls `get`; any thread may call `forget`.
     """
@@ -67,7 +65,7 @@ class Shared:
         self._found: dict[Hashable, tuple[float, Any]] = {}
         self._asking: dict[Hashable, Task[Any]] = {}
 
-    async def get(self, key: Hashable, find: Callable[[], Any]) -> Any:
+    async def get(self, key: Hashable, find: Callable[[], Coroutine[Any, Any, Any]]) -> Any:
         """What `find` gave, if it was asked within the last `trust_s` seconds; up to twice as old while it is asked.
 
         What it raises is raised to all who wait for it. That and None are not kept.
@@ -82,10 +80,10 @@ class Shared:
             task.add_done_callback(lambda done: done.cancelled() or done.exception())  # nobody may be waiting for it
         return found if now < until + self._trust_s else await shield(task)
 
-    async def _ask(self, key: Hashable, find: Callable[[], Any]) -> Any:
+    async def _ask(self, key: Hashable, find: Callable[[], Coroutine[Any, Any, Any]]) -> Any:
         until = time.monotonic() + self._trust_s
         try:
-            found = await run_in_threadpool(find)
+            found = await find()
             with self._lock:
                 if self._asking.get(key) is current_task():  # else something was changed meanwhile
                     self._keep(key, until, found)

@@ -192,7 +192,7 @@ async def _meant(parts: Parts, body: TuningRequest, model: ModelSpec) -> tuple[C
 
     if len(judged) > MOST_SHARED_BYTES:  # thousands of these would fill the memory
         return await run_in_threadpool(judge)
-    found: tuple[ClusterSpec, Workload] = await parts.shared.get(("asked", judged), judge)
+    found: tuple[ClusterSpec, Workload] = await parts.shared.get(("asked", judged), lambda: run_in_threadpool(judge))
     return found
 
 

@@ -5,7 +5,7 @@ All times that decide (leases, claims, heartbeats) are the database's clock: a n
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, Protocol
@@ -65,8 +65,8 @@ class Queue(Protocol):
     No method raises when the broker is down: it logs, returns False, and a sweep sends again what is due.
     """
 
-    def advance(self, tuning_id: str) -> bool:
-        """To any tuner: take the next steps of this tuning."""
+    def advance(self, *tuning_ids: str) -> bool:
+        """To any tuner, in one message: take the next steps of this tuning; or, of several, tell tuners of each."""
 
     def schedule(self, pool: str) -> bool:
         """To any free node of the pool: grant what waits."""
@@ -305,8 +305,8 @@ class FleetStore(KnowledgeStore, Protocol):
     def create_key(self, key: ApiKey, secret_hash: str) -> None:
         """Stores a key. Raises StoreConflictError if an unrevoked one of that name exists."""
 
-    def key_of(self, secret_hash: str) -> ApiKey | None:
-        """The key with that hash, expired and revoked ones included."""
+    def keys_of(self, secret_hashes: Collection[str]) -> Mapping[str, ApiKey]:
+        """The keys with those hashes, by their hash, expired and revoked ones included."""
 
     def keys(self) -> Sequence[ApiKey]:
         """All keys, oldest first."""

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections.abc import Callable, Coroutine
 from threading import Event, Thread
+from typing import Any
 
 import pytest
 
@@ -24,6 +26,11 @@ class Source:
         self.begun.set()
         assert self.go_on.wait(30)
         return number
+
+
+def in_thread(find: Callable[[], Any]) -> Callable[[], Coroutine[Any, Any, Any]]:
+    """Asks it without holding the event loop up."""
+    return lambda: asyncio.to_thread(find)
 
 
 def test_it_is_asked_once_while_it_is_trusted() -> None:
@@ -95,7 +102,10 @@ def test_all_who_ask_at_once_are_told_by_one() -> None:
     shared, source = Shared(10, 1000.0), Source()
 
     async def go() -> list[int]:
-        return [*await asyncio.gather(*(shared.get("a", source) for _ in range(50))), await shared.get("a", source)]
+        return [
+            *await asyncio.gather(*(shared.get("a", in_thread(source)) for _ in range(50))),
+            await shared.get("a", in_thread(source)),
+        ]
 
     assert asyncio.run(go()) == [1] * 51
 
@@ -109,11 +119,11 @@ def test_in_an_event_loop_an_old_answer_is_given_while_it_is_asked_again_but_no_
     shared, source = Shared(10, 100.0), Source()
 
     async def go() -> tuple[list[int], bool]:
-        await shared.get("a", source)
+        await shared.get("a", in_thread(source))
         moment = time.monotonic() + age_s
         monkeypatch.setattr("autotune.api.cache.time.monotonic", lambda: moment)
         source.go_on.clear()
-        both = [asyncio.ensure_future(shared.get("a", source)) for _ in range(2)]
+        both = [asyncio.ensure_future(shared.get("a", in_thread(source))) for _ in range(2)]
         for _ in range(3):
             await asyncio.sleep(0)
         done_at_once = all(each.done() for each in both)
@@ -134,7 +144,9 @@ def test_nothing_and_errors_are_not_kept() -> None:
         return answer
 
     async def go() -> list[object]:
-        return [*[(await asyncio.gather(shared.get("a", find), return_exceptions=True))[0] for _ in range(4)]]
+        return [
+            *[(await asyncio.gather(shared.get("a", in_thread(find)), return_exceptions=True))[0] for _ in range(4)]
+        ]
 
     nothing, error, *found = asyncio.run(go())
     assert nothing is None
@@ -147,13 +159,13 @@ def test_what_was_being_looked_for_when_something_changed_is_not_kept() -> None:
 
     async def go() -> list[int]:
         source.go_on.clear()
-        first = asyncio.ensure_future(shared.get("a", source))
+        first = asyncio.ensure_future(shared.get("a", in_thread(source)))
         assert await asyncio.to_thread(source.begun.wait, 30)
         shared.forget()
-        second = asyncio.ensure_future(shared.get("a", source))
+        second = asyncio.ensure_future(shared.get("a", in_thread(source)))
         await asyncio.sleep(0)  # the loop goes round once: it has asked
         source.go_on.set()
-        return [*await asyncio.gather(first, second), await shared.get("a", source)]
+        return [*await asyncio.gather(first, second), await shared.get("a", in_thread(source))]
 
     assert asyncio.run(go()) == [1, 2, 2]
 
@@ -162,6 +174,6 @@ def test_in_an_event_loop_it_keeps_only_so_many() -> None:
     shared, source = Shared(2, 1000.0), Source()
 
     async def go() -> list[int]:
-        return [await shared.get(key, source) for key in ("a", "b", "b", "c", "a")]
+        return [await shared.get(key, in_thread(source)) for key in ("a", "b", "b", "c", "a")]
 
     assert asyncio.run(go()) == [1, 2, 2, 3, 4]

@@ -38,7 +38,7 @@ QUERIES: dict[str, Callable[[SqlStore], object]] = {
     "measurements_page of steps": lambda store: store.measurements_page("step", cluster_key="c", after=7),
     "measurements_page of layers": lambda store: store.measurements_page("layer", cluster_key="c", after=7),
     "measurements_page of collectives": lambda store: store.measurements_page("collective", cluster_key="c", after=7),
-    "key_of": lambda store: store.key_of("hash"),
+    "keys_of": lambda store: store.keys_of(["hash", "other"]),
     "incidents": lambda store: store.incidents("a"),
     "grant": lambda store: store.grant("job-1", ["a"], lease_s=1.0, world_id="w", warm=False),
     "submit_tuning": lambda store: store.submit_tuning(fleet_tuning("new"), sharing_key="k", idempotency_key="i"),

@@ -108,9 +108,9 @@ class FleetService:
             self.begin(tuning.id)
         return answer
 
-    def begin(self, tuning_id: str) -> bool:
-        """Sends a new tuning's id to the tuners. If the broker does not take it (False), a sweep will send it."""
-        return self._queue.advance(tuning_id)
+    def begin(self, *tuning_ids: str) -> bool:
+        """Tells the tuners of new tunings. If the broker does not take that (False), a sweep will send them."""
+        return self._queue.advance(*tuning_ids)
 
     def cancel(self, tuning_id: str, principal: str, *, also: str | None = None, force: bool = False) -> Tuning:
         """Takes back a principal's request. When nobody asks for it any more (or by `force`) it is cancelled: its
