@@ -116,9 +116,12 @@ def _known(session: Session, submissions: Sequence[Submission]) -> dict[tuple[st
 
 
 def _joinable(session: Session, sharing_keys: set[str]) -> dict[str, Tuning]:
-    """The live tunings of those keys, locked, so that nobody cancels one while somebody joins."""
+    """The live tunings of those keys, locked, so that nobody cancels one while somebody joins.
+
+    Who advances one holds nobody up: one that ends just now may still be joined, and is then one that has ended.
+    """
     query = select(TuningRow).where(TuningRow.sharing_key.in_(sorted(sharing_keys)), text(LIVE))
-    found = session.scalars(query.order_by(TuningRow.sharing_key).with_for_update(key_share=True))
+    found = session.scalars(query.order_by(TuningRow.sharing_key).with_for_update(read=True, key_share=True))
     return {row.sharing_key: rows.tuning_of(row) for row in found if row.sharing_key is not None}
 
 

@@ -101,13 +101,15 @@ def tuning_row(session: Session, tuning_id: str) -> TuningRow:
     return row
 
 
-def locked_tuning(session: Session, tuning_id: str) -> TuningRow:
+def locked_tuning(session: Session, tuning_id: str, *, joinable: bool = True) -> TuningRow:
     """The tuning, locked until the transaction ends. Raises UnknownNameError.
+
+    Requests can join it meanwhile (storage.intake), unless it is not to be `joinable`: they must not wait for a tuner.
 
     Whoever locks several rows does it in this order, so that nobody waits in a circle: jobs by id, nodes by name, the
     counter, the tuning, its trials.
     """
-    query = select(TuningRow).where(TuningRow.id == tuning_id).with_for_update(key_share=True)
+    query = select(TuningRow).where(TuningRow.id == tuning_id).with_for_update(key_share=joinable)
     row = session.scalar(query.execution_options(populate_existing=True))
     return tuning_row(session, tuning_id) if row is None else row
 

@@ -60,7 +60,7 @@ class SubmissionStore(SessionStore):
         """
         theirs = delete(InterestRow).where(InterestRow.tuning_id == tuning_id, InterestRow.principal == principal)
         with self.writing() as session:
-            row = locked_tuning(session, tuning_id)
+            row = locked_tuning(session, tuning_id, joinable=False)
             session.execute(theirs)
             others = session.scalar(select(func.count()).where(InterestRow.tuning_id == tuning_id))
             if not others:

@@ -31,9 +31,12 @@ from store_records import COLLECTIVE_OUTCOME, FINGERPRINT, step_reading, trial
 
 from autotune.errors import StoreError
 from autotune.specs import Job, JobState, MemberState, ProbeOutcome, TuningState
+from autotune.tuning.fleet_ports import Submission
 from storage import SqlStore, open_store
 from storage.fleet_rows import job_row
+from storage.intake import take_in
 from storage.maintenance import check
+from storage.session import locked_tuning
 
 Answer = TypeVar("Answer")
 FLEET = TOGETHER + "from fleet_records import *\nstore, number = open_store(url), int(sys.argv[2])\n" + READY
@@ -109,6 +112,51 @@ def test_one_tuner_claims(store: SqlStore) -> None:
     claims = together(lambda number: store.claim_tuning("tuning-1", f"tuner-{number}", lease_s=LONG_S), 6)
     (won,) = [claim for claim in claims if claim is not None]
     assert store.tuning("tuning-1").owner == won.owner
+
+
+def test_requests_join_a_tuning_while_somebody_works_on_it(postgres: PostgresServer) -> None:
+    """Else one tuner that is frozen there would hold up all who ask for anything at that time."""
+    with open_store(postgres.url(postgres.create_database())) as store:
+        store.submit_tuning(fleet_tuning("wanted", "ada"), sharing_key="k")
+        with ThreadPoolExecutor(1) as beside, store.writing() as session:
+            locked_tuning(session, "wanted").message = "being advanced"
+            session.flush()
+            joined = beside.submit(store.submit_tuning, fleet_tuning("again", "bob"), sharing_key="k")
+            assert joined.result(timeout=30)[0].id == "wanted"
+        assert store.askers("wanted") == ["ada", "bob"]
+
+
+def test_nobody_joins_what_is_being_withdrawn(postgres: PostgresServer) -> None:
+    with open_store(postgres.url(postgres.create_database())) as store:
+        store.submit_tuning(fleet_tuning("first", "ada"), sharing_key="k")
+        with ThreadPoolExecutor(1) as beside:
+            with store.writing() as session:
+                locked_tuning(session, "first", joinable=False).sharing_key = None
+                joined = beside.submit(store.submit_tuning, fleet_tuning("second", "bob"), sharing_key="k")
+                until_somebody_waits(postgres)
+            assert joined.result(timeout=30)[0].id == "second"
+
+
+def test_what_somebody_joins_is_not_withdrawn(postgres: PostgresServer) -> None:
+    with open_store(postgres.url(postgres.create_database())) as store:
+        store.submit_tuning(fleet_tuning("first", "ada"), sharing_key="k")
+        request = Submission(tuning=fleet_tuning("second", "bob"), sharing_key="k")
+        with ThreadPoolExecutor(1) as beside:
+            with store.writing() as session:
+                take_in(session, [request])
+                withdrawn = beside.submit(store.withdraw, "first", "ada")
+                until_somebody_waits(postgres)
+            assert not withdrawn.result(timeout=30)
+        assert store.askers("first") == ["bob"]
+
+
+def until_somebody_waits(postgres: PostgresServer) -> None:
+    """For a lock, within 30 s."""
+    deadline = time.monotonic() + 30.0
+    with psycopg.connect(postgres.url(), autocommit=True) as beside:
+        while beside.execute("SELECT 1 FROM pg_locks WHERE NOT granted").fetchone() is None:
+            assert time.monotonic() < deadline
+            time.sleep(0.01)
 
 
 def test_members_that_report_at_once_make_the_job_reported_once(store: SqlStore) -> None:
