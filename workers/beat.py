@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import logging
 import signal
-import threading
 from dataclasses import dataclass
 from datetime import UTC, date, datetime, time, timedelta
+from queue import Empty, SimpleQueue
 from types import FrameType
 from typing import TYPE_CHECKING
 
@@ -46,20 +46,31 @@ class Nightly:
 
 def run_beat(queue: CeleryQueue, nightly: Nightly | None = None) -> None:
     """Sends sweeps until SIGTERM or SIGINT. While the broker is away it says so once and goes on."""
-    stop = threading.Event()
+    # A handler runs wherever the process just is, also in the middle of waiting: there an Event could not be set, its
+    # lock is held. Putting into this queue is always safe.
+    told = SimpleQueue[int]()
 
     def end(number: int, frame: FrameType | None) -> None:
-        stop.set()
+        told.put(number)
 
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, end)
     log.info("a sweep every %g s", SWEEP_EVERY_S)
-    while not stop.is_set():
+    is_over = False
+    while not is_over:
         queue.sweep()
         now = datetime.now(UTC)
         if nightly is not None and nightly.is_due(now) and queue.regress(nightly.budget_gpu_s):
             log.info("checks of best-known plans begin")
             nightly.begun = nightly.night_of(now)
-        stop.wait(SWEEP_EVERY_S)
+        is_over = _is_told(told, within_s=SWEEP_EVERY_S)
     queue.close()
     log.info("stopped")
+
+
+def _is_told(told: SimpleQueue[int], *, within_s: float) -> bool:
+    try:
+        told.get(timeout=within_s)
+    except Empty:
+        return False
+    return True

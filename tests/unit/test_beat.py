@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+import os
+import signal
+import subprocess
+import sys
 from datetime import UTC, datetime, time, timedelta
+from pathlib import Path
 
 import pytest
 from commands import Command
@@ -54,3 +59,20 @@ def test_a_night_that_cannot_be_is_refused(autotune: Command, arguments: tuple[s
     done = autotune("beat", *arguments)
     assert done.status == 2
     assert word in done.err
+
+
+def test_a_signal_ends_it_wherever_it_is(tmp_path: Path) -> None:
+    nowhere = ("--db", f"sqlite:///{tmp_path / 'autotune.db'}", "--broker", "redis://127.0.0.1:1/0")
+    with subprocess.Popen(
+        [Path(sys.executable).with_name("autotune"), "beat", *nowhere], stderr=subprocess.PIPE, text=True
+    ) as beat:
+        assert beat.stderr is not None
+        try:
+            while "a sweep every" not in (line := beat.stderr.readline()):
+                assert line, "it ended"
+            for _ in range(20_000):  # without a pause: they meet it everywhere
+                os.kill(beat.pid, signal.SIGTERM)
+            # The last ones may come when Python has let go of its handlers.
+            assert beat.wait(timeout=30) in {0, -signal.SIGTERM}
+        finally:
+            beat.kill()
