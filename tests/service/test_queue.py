@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
+import base64
+import json
 from collections.abc import Iterator
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 from crew import wait_for
 from services import RedisServer, redis_server
 
 from autotune.settings import read_settings
-from autotune.wiring import open_queue
+from autotune.tuning.fleet.service import FleetService
+from autotune.wiring import merge_reports, open_queue
+from storage import open_store
 from workers.app import TUNER_QUEUE, pool_queue
+from workers.hands import TunerHands
 from workers.queue import CeleryQueue
 
 
@@ -55,3 +61,21 @@ def test_a_broker_that_did_not_answer_is_left_alone_for_a_moment(own_broker: Red
     wait_for("it is tried again", lambda: queue.advance("again"))
     assert waiting(own_broker, TUNER_QUEUE) == 1
     assert queue.answers()
+
+
+def test_new_tunings_of_a_moment_are_one_message_which_a_tuner_splits(
+    own_broker: RedisServer, queue: CeleryQueue, tmp_path: Path
+) -> None:
+    assert queue.advance("one", "two", "three")
+    assert messages(own_broker, TUNER_QUEUE) == [["one", "two", "three"]]
+    with open_store(f"sqlite:///{tmp_path / 'fleet.db'}") as store:
+        hands = TunerHands(FleetService(store, queue, merge_reports), lambda: None, lambda _: None, lambda _: None)
+        hands.advance("one", "two", "three")
+    assert messages(own_broker, TUNER_QUEUE)[1:] == [["one"], ["two"], ["three"]]
+
+
+def messages(broker: RedisServer, queue: str) -> list[list[str]]:
+    """The arguments of what waits, oldest first."""
+    with broker.client as client:
+        raw: list[bytes] = client.lrange(queue, 0, -1)  # type: ignore[assignment]
+    return [json.loads(base64.b64decode(json.loads(each)["body"]))[0] for each in reversed(raw)]
