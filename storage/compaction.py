@@ -30,7 +30,7 @@ from sqlalchemy.orm import Session
 
 from autotune.errors import InputError
 from storage.columns import Base
-from storage.engine import build_engine, locate, reader
+from storage.engine import alone, build_engine, locate
 from storage.faults import translated
 from storage.fleet_tables import EventRow
 from storage.maintenance import size_bytes
@@ -135,7 +135,7 @@ def compact(
 
 def vacuum(engine: Engine) -> None:
     """Gives free space back and renews the planner's statistics, table by table on PostgreSQL."""
-    with reader(engine).connect() as connection:
+    with alone(engine).connect() as connection:
         if connection.dialect.name == "sqlite":
             connection.commit()  # VACUUM must stand outside the transaction that SQLAlchemy has begun
             raw = connection.connection.driver_connection

@@ -15,7 +15,8 @@ from sqlalchemy.exc import ArgumentError
 from autotune.errors import StoreError
 
 BUSY_TIMEOUT_S = 30.0
-WRITE, READ = "autotune_write", "autotune_read"  # execution options of the engines that write and read
+# Execution options of the engines that write, that read, and whose statements stand alone.
+WRITE, READ, ALONE = "autotune_write", "autotune_read", "autotune_alone"
 ALLOWED = "give sqlite:///PATH or postgresql://USER@HOST/NAME"
 
 
@@ -79,10 +80,16 @@ def writer(engine: Engine) -> Engine:
 
 
 def reader(engine: Engine) -> Engine:
-    """The same engine, for reading: on PostgreSQL without a transaction around it (storage.postgres). On SQLite a
-    transaction is what makes several statements see the same.
+    """The same engine, for transactions that read: all their statements see the database as one moment left it.
+
+    A SQLite transaction does that by itself; storage.postgres begins one of that kind.
     """
     return engine.execution_options(**{READ: True}) if engine.dialect.name == "postgresql" else engine
+
+
+def alone(engine: Engine) -> Engine:
+    """The same engine, for statements that stand alone: on PostgreSQL without a transaction around them."""
+    return engine.execution_options(**{ALONE: True}) if engine.dialect.name == "postgresql" else engine
 
 
 def use_wal(engine: Engine) -> None:

@@ -33,5 +33,5 @@ class FleetTablesStore(
 
     def now(self) -> datetime:
         """The database's clock, UTC."""
-        with self.reading() as session:
+        with self.asking() as session:
             return database_now(session)

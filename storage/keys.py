@@ -26,7 +26,7 @@ class KeyStore(SessionStore):
     def keys_of(self, secret_hashes: Collection[str]) -> Mapping[str, ApiKey]:
         """The keys with those hashes, by their hash, expired and revoked ones included."""
         query = select(ApiKeyRow).where(ApiKeyRow.secret_hash.in_(secret_hashes))
-        with self.reading() as session:
+        with self.asking() as session:
             return {row.secret_hash: fleet_rows.key_of(row) for row in session.scalars(query)}
 
     def keys(self) -> Sequence[ApiKey]:

@@ -77,13 +77,13 @@ class KnowledgeStore(SessionStore):
 
     def best_entry(self, entry_id: int) -> BestEntry:
         """The entry of that id. Raises UnknownNameError."""
-        with self.reading() as session:
+        with self.asking() as session:
             return self._entry(session, entry_id)
 
     def best_exact(self, model: ModelSpec, cluster: ClusterSpec, workload: Workload) -> Sequence[BestEntry]:
         """Current entries for exactly that question, newest measurement first."""
         asked = {"model_key": model.key, "cluster_key": cluster.key, "workload_key": workload.key}
-        with self.reading() as session:
+        with self.asking() as session:
             return [_entry_of(row) for row in session.execute(_EXACT, asked)]
 
     def best_near(
@@ -99,7 +99,7 @@ class KnowledgeStore(SessionStore):
             "parameters": parameters,
             "limit": limit,
         }
-        with self.reading() as session:
+        with self.asking() as session:
             found = {row.id: row for row in session.execute(_NEAR, asked)}
         return [NearEntry(**row._mapping) for row in found.values()]
 
@@ -127,7 +127,7 @@ class KnowledgeStore(SessionStore):
 
     def newest_fingerprint(self, cluster_key: str) -> Fingerprint | None:
         """The environment of the newest measurement on that cluster."""
-        with self.reading() as session:
+        with self.asking() as session:
             moments = session.execute(_NEWEST, {"cluster_key": cluster_key})
             found = [(at, key) for key, at in moments if key is not None]
             return Fingerprint.from_json(fingerprint_row(session, max(found)[1]).spec_json) if found else None

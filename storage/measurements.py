@@ -86,7 +86,7 @@ class MeasurementStore(SessionStore):
         query = select(ProfileRow.spec_json).where(ProfileRow.cluster_key == cluster_key)
         if fingerprint_key is not None:
             query = query.where(ProfileRow.fingerprint_key == (fingerprint_key or None))
-        with self.reading() as session:
+        with self.asking() as session:
             text = session.scalar(query.order_by(ProfileRow.id.desc()).limit(1))
         return None if text is None else Profile.from_json(text)
 

@@ -25,7 +25,7 @@ class NamedStore(SessionStore):
 
     def model(self, name: str) -> ModelSpec:
         """The stored model of that name."""
-        with self.reading() as session:
+        with self.asking() as session:
             row = session.get(ModelRow, name)
             if row is None:
                 raise UnknownNameError("model", name, session.scalars(select(ModelRow.name)))
@@ -44,7 +44,7 @@ class NamedStore(SessionStore):
 
     def cluster(self, name: str) -> ClusterSpec:
         """The stored cluster of that name."""
-        with self.reading() as session:
+        with self.asking() as session:
             row = session.get(ClusterRow, name)
             if row is None:
                 raise UnknownNameError("cluster", name, session.scalars(select(ClusterRow.name)))
@@ -67,7 +67,7 @@ class NamedStore(SessionStore):
 
     def fingerprint(self, key: str) -> Fingerprint:
         """The fingerprint of that key."""
-        with self.reading() as session:
+        with self.asking() as session:
             return Fingerprint.from_json(fingerprint_row(session, key).spec_json)
 
 

@@ -11,7 +11,7 @@ from sqlalchemy import URL, Connection, Engine, PoolProxiedConnection, create_en
 from sqlalchemy.exc import InvalidatePoolError
 from sqlalchemy.pool import ConnectionPoolEntry
 
-from storage.engine import READ
+from storage.engine import ALONE, READ
 from storage.row_by_row import RowByRow
 
 # Transactions are short. A process that is frozen in the middle of one would keep its locks, and with them the whole
@@ -47,14 +47,16 @@ def postgres_engine(url: URL, *, read_only: bool) -> Engine:
 
 
 def _begin(connection: Connection) -> None:
-    """Begins a transaction, except for reading.
+    """Begins a transaction: of READ COMMITTED for writing, with one snapshot for all its statements for reading.
 
-    At READ COMMITTED each statement sees what is committed when it starts, with a transaction around it or without,
-    and one costs two round trips.
+    None for statements that stand alone: each is a transaction by itself, and one around it costs two round trips.
     """
     options = connection.get_execution_options()
     raw = connection.connection.dbapi_connection
-    if options.get(READ) or raw is None or not raw.autocommit:  # at another level psycopg begins by itself
+    if options.get(ALONE) or raw is None or not raw.autocommit:  # at another level psycopg begins by itself
+        return
+    if options.get(READ):
+        connection.exec_driver_sql("BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY")
         return
     connection.exec_driver_sql("BEGIN READ ONLY" if options.get("postgresql_readonly") else "BEGIN")
 

@@ -13,7 +13,7 @@ from sqlalchemy.exc import IntegrityError
 from sqlalchemy.orm import InstrumentedAttribute, Session
 
 from autotune.errors import StoreConflictError, StoreReadOnlyError, UnknownNameError
-from storage.engine import Location, reader, writer
+from storage.engine import Location, alone, reader, writer
 from storage.faults import translated
 from storage.tables import FingerprintRow, TuningRow
 
@@ -41,7 +41,7 @@ class SessionStore:
 
     def __init__(self, engine: Engine, location: Location, *, read_only: bool) -> None:
         self._engine, self._location = engine, location
-        self._reader, self._writer = reader(engine), writer(engine)
+        self._alone, self._reader, self._writer = alone(engine), reader(engine), writer(engine)
         self._read_only = read_only
 
     def __enter__(self) -> Self:
@@ -56,8 +56,14 @@ class SessionStore:
 
     @contextmanager
     def reading(self) -> Iterator[Session]:
-        """A session to read with, for the queries of this package."""
+        """A session to read with, for the queries of this package: they see the database as one moment left it."""
         with translated(self._location), Session(self._reader) as session:
+            yield session
+
+    @contextmanager
+    def asking(self) -> Iterator[Session]:
+        """A session for one question, or for several of which each may see a later moment than the one before."""
+        with translated(self._location), Session(self._alone) as session:
             yield session
 
     @contextmanager

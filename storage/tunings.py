@@ -43,7 +43,7 @@ class TuningStore(SessionStore):
 
     def tuning(self, tuning_id: str) -> Tuning:
         """The tuning of that id (a unique prefix of at least 4 characters will do)."""
-        with self.reading() as session:
+        with self.asking() as session:
             if not tuning_id.isprintable():  # no id of ours, and not every driver can send it
                 raise UnknownNameError("tuning", tuning_id, ())
             row = session.get(TuningRow, tuning_id)

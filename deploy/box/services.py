@@ -8,6 +8,7 @@ import urllib.error
 import urllib.request
 from dataclasses import dataclass
 from functools import partial
+from http import HTTPStatus
 from pathlib import Path
 from typing import Any
 
@@ -78,7 +79,10 @@ class Services:
         return True
 
     def ask(self, path: str, body: object = None, *, key: str = "", method: str | None = None) -> Any:
-        """An answer of the API: of a GET, or of a POST of `body`. Raises BoxError with the problem it reports."""
+        """An answer of the API: of a GET, or of a POST of `body`.
+
+        Raises BoxError with the problem it reports, and with the end of its log if the fault is its own.
+        """
         headers = {"Authorization": f"Bearer {key}", "Content-Type": "application/json"}
         data = None if body is None else json.dumps(body).encode()
         request = urllib.request.Request(self.url + path, headers=headers, data=data, method=method)
@@ -86,7 +90,8 @@ class Services:
             with _DIRECT.open(request, timeout=30) as answer:
                 return json.load(answer)
         except urllib.error.HTTPError as error:
-            raise BoxError(f"{path}: {error.code} {error.read().decode()}") from None
+            log = f"\n{self.processes.tail('api')}" if error.code >= HTTPStatus.INTERNAL_SERVER_ERROR else ""
+            raise BoxError(f"{path}: {error.code} {error.read().decode()}{log}") from None
 
     def _knows(self, node: str, key: str) -> bool:
         return any(each["name"] == node for each in self.ask("/nodes", key=key)["nodes"])

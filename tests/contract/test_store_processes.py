@@ -9,9 +9,11 @@ import threading
 from pathlib import Path
 
 from processes import READY, TOGETHER, run_together, start
+from sqlalchemy import Connection, event
 from store_records import CLUSTER, FAILURE, FINGERPRINT, MODEL, step_reading, trial, tuning
 
 from autotune.errors import StoreConflictError
+from autotune.specs import TrialState
 from storage import SqlStore, open_store
 from storage.maintenance import check, stats
 
@@ -125,6 +127,30 @@ def test_kill_9_in_mid_transaction_leaves_the_state_before_it(store: SqlStore) -
         after.put_cluster(CLUSTER)
     assert check(url).sound
     assert stats(url).rows["tunings"] == 1
+
+
+def test_trials_are_read_as_one_moment_left_them(store: SqlStore, url: str) -> None:
+    """A trial that ends between two statements is running without a reading, or complete with one."""
+    store.create_tuning(tuning())
+    store.start_trial(trial(0))
+    key, sent = store.put_fingerprint(FINGERPRINT), []
+
+    with open_store(url) as other, store.reading() as session:
+
+        def end(_connection: Connection, _cursor: object, statement: str, *_rest: object) -> None:
+            if "FROM tuning_trials" in statement and not sent:
+                sent.append(statement)
+                other.finish_trial(
+                    "tuning-1-0", reading=step_reading(), failure=None, outcome_gpu_s=1.0, setup_s=0.0,
+                    fingerprint_key=key,
+                )  # fmt: skip
+
+        event.listen(session.get_bind(), "after_cursor_execute", end)
+        (during,) = store.trials("tuning-1")
+        (after,) = store.trials("tuning-1")
+    assert sent
+    assert during == trial(0)
+    assert (after.state, after.reading) == (TrialState.COMPLETE, step_reading())
 
 
 def test_a_reader_is_not_blocked_by_a_writer(tmp_path: Path) -> None:
