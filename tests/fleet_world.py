@@ -93,6 +93,9 @@ class Mail:
     def advance(self, *tuning_ids: str) -> bool:
         return self._put("advance", *tuning_ids)
 
+    def backlog(self) -> int:
+        return sum(kind == "advance" for kind, _ in self.waiting)
+
     def schedule(self, pool: str) -> bool:
         return self._put("schedule", pool)
 

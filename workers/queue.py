@@ -42,6 +42,10 @@ class CeleryQueue:
         """To any tuner, in one message: take the next steps of this tuning; or, of several, tell tuners of each."""
         return self._send(TaskName.ADVANCE, tuning_ids, TUNER_QUEUE)
 
+    def backlog(self) -> int:
+        """How many messages wait for tuners; 0 if the broker does not answer."""
+        return self._ask(self._counted(TUNER_QUEUE)) or 0
+
     def schedule(self, pool: str) -> bool:
         """To any free node of the pool: grant what waits. True without sending where enough messages wait already."""
         return self._send_unless_many_wait(TaskName.SCHEDULE, (pool,), pool_queue(pool))

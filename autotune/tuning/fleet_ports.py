@@ -68,6 +68,9 @@ class Queue(Protocol):
     def advance(self, *tuning_ids: str) -> bool:
         """To any tuner, in one message: take the next steps of this tuning; or, of several, tell tuners of each."""
 
+    def backlog(self) -> int:
+        """How many messages wait for tuners. 0 if the broker does not say."""
+
     def schedule(self, pool: str) -> bool:
         """To any free node of the pool: grant what waits."""
 

@@ -136,6 +136,7 @@ def test_a_tuning_keeps_to_the_environment_that_it_began_in(world: World) -> Non
 
 def test_a_sweep_sends_no_more_than_tuners_can_take(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("autotune.tuning.fleet.sweeping.MOST_ADVANCED", 2)
+    monkeypatch.setattr("autotune.tuning.fleet.sweeping.ALWAYS_ADVANCED", 1)
     world.join("a", "b")
     asked = [world.submit(2, seed=seed) for seed in range(3)]
     for name in ("a", "b"):
@@ -150,6 +151,21 @@ def test_a_sweep_sends_no_more_than_tuners_can_take(world: World, monkeypatch: p
         for tuning_id in ids:
             world.service.advance(tuning_id)
     assert set(reminded) == set(asked)
+
+
+def test_sweeps_do_not_double_what_waits_for_tuners(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("autotune.tuning.fleet.sweeping.MOST_ADVANCED", 6)
+    monkeypatch.setattr("autotune.tuning.fleet.sweeping.ALWAYS_ADVANCED", 1)
+    world.join("a", "b")
+    for seed in range(5):
+        world.submit(2, seed=seed)
+    assert world.mail.backlog() == 5
+    for _ in range(3):  # no tuner is there
+        world.service.sweep()
+    assert world.mail.backlog() == 5 + 3
+    world.mail.waiting.clear()  # a flushed broker
+    world.service.sweep()
+    assert world.mail.backlog() == 5
 
 
 def test_when_every_message_is_lost_the_sweep_carries_all(world: World, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -55,6 +55,7 @@ def test_a_broker_that_did_not_answer_is_left_alone_for_a_moment(own_broker: Red
     assert queue.advance("before")
     own_broker.stop()
     assert not queue.advance("lost")
+    assert queue.backlog() == 0
     own_broker.start()
     assert [queue.advance("at once"), queue.schedule("box"), queue.answers()] == [False] * 3  # nobody was asked
     assert waiting(own_broker, TUNER_QUEUE) == 0
@@ -68,6 +69,7 @@ def test_new_tunings_of_a_moment_are_one_message_which_a_tuner_splits(
 ) -> None:
     assert queue.advance("one", "two", "three")
     assert messages(own_broker, TUNER_QUEUE) == [["one", "two", "three"]]
+    assert queue.backlog() == 1
     with open_store(f"sqlite:///{tmp_path / 'fleet.db'}") as store:
         hands = TunerHands(FleetService(store, queue, merge_reports), lambda: None, lambda _: None, lambda _: None)
         hands.advance("one", "two", "three")

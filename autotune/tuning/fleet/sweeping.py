@@ -27,6 +27,10 @@ MOST_ADVANCED = 100
 """Tunings that a sweep has advanced, in turns: a thousand that wait for nodes would else fill the tuners' queue faster
 than it empties, and new requests would wait behind them."""
 
+ALWAYS_ADVANCED = 5
+"""So many even if that many messages wait already, which as a rule are of the same tunings: a lost one is found for all
+that, and those that wait are not doubled at each sweep."""
+
 Item = TypeVar("Item")
 
 
@@ -43,7 +47,8 @@ def sweep(store: FleetStore, queue: Queue, merge: Merge) -> None:
     pools = sorted({node.pool for node in nodes})
     _each("check health in", pools, lambda pool: check_quarantined(store, queue, pool))
     _each("schedule", pools, lambda pool: schedule(store, queue, pool))
-    _each("advance", store.due_tunings()[:MOST_ADVANCED], queue.advance)
+    most = max(MOST_ADVANCED - queue.backlog(), ALWAYS_ADVANCED)
+    _each("advance", store.due_tunings()[:most], queue.advance)
     silent = [node for node in nodes if node.name not in leased and is_canary_due(node, now)]
     _each("canary", silent, lambda node: queue.canary(node.name, node.session))
 
