@@ -1,14 +1,16 @@
 """What an API answers, and how fast, while 50 clients ask and workers tune; and behind 10,000 jobs that wait.
 
-1,000 submissions of 200 distinct requests, then 1,000 times GET /best, each by 50 clients that never rest; once more
-while the nodes yield the processor to the API, as the tuner always does. One client alone, before and after 10,000 jobs
-of somebody else wait in the queue: how long a submission and GET /best take, and until a new request gets its first
-nodes. Two nodes of one CPU rank, a tuner and a beat work all the time. Ends with an AssertionError if a submission is
-lost or a duplicate is not shared. Prints JSON.
+1,000 submissions of 200 distinct requests, then 1,000 times GET /best, each by 50 clients that never rest, while the
+nodes measure for a tuning that was there before; once more with the nodes at the API's priority, to which they yield by
+themselves where they share its machine (this needs root: without, it is left out). One client alone, before and after
+10,000 jobs of somebody else wait in the queue: how long a submission and GET /best take, and until a new request gets
+its first nodes. Two nodes of one CPU rank, a tuner and a beat work all the time. Ends with an AssertionError if a
+submission is lost or a duplicate is not shared. Prints JSON.
 """
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import random
@@ -16,10 +18,10 @@ import statistics
 import sys
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
-
-import psutil
 
 TESTS = Path(__file__).resolve().parents[1] / "tests"
 sys.path[:0] = [str(TESTS), str(TESTS / "service")]
@@ -34,7 +36,7 @@ from storage.fleet_rows import job_row  # noqa: E402
 
 CLIENTS, DISTINCT, TIMES, USERS = 50, 200, 5, 10
 ALONE, GRANTS = 100, 5
-YIELDING = 10
+LONG_TRIALS = 100
 BACKLOG = 10_000
 BEST = Asked(method="GET", path=f"/best?model=tiny&cluster={POOL}&nodes=2&seq_len=64&global_batch=4&dtype=bf16")
 
@@ -46,9 +48,11 @@ class LoadRun:
         self._crew, self._url = crew, url
         self._secrets = [create_key(crew.store, f"user-{number}", "submit").secret for number in range(USERS)]
         self._admin = create_key(crew.store, "admin", "admin").secret
+        self._seeds = itertools.count(30_000)
 
     def many(self) -> dict[str, object]:
         """All clients at once."""
+        before = self._measured_for()
         requests = [submission(number % DISTINCT) for number in range(DISTINCT * TIMES)]
         random.Random(1).shuffle(requests)
         start_s = time.perf_counter()
@@ -57,23 +61,36 @@ class LoadRun:
         best = ask_all(self._url, [BEST] * len(requests), CLIENTS, self._secrets)
         self._check(answers)
         assert {answer.status for answer in best} == {200}
-        self._cancel(sorted({answer.data["tuning"] for answer in answers}))
+        assert not self._crew.store.tuning(before).state.ended  # the nodes had work until here
+        self._cancel([before, *sorted({answer.data["tuning"] for answer in answers})])
         rate = round(len(answers) / submit_s, 1)
         return {"submit": shown(answers), "best": shown(best), "submissions_per_s": rate}
 
-    def many_before_others(self) -> dict[str, object]:
-        """The same, with the nodes behind API and database: in a fleet they have machines of their own."""
-        self._set_nice(YIELDING)
+    def many_at_the_same_priority(self) -> dict[str, object]:
+        """The same, with nodes that do not yield to API and database, as if they did not know that they share."""
+        yielding = os.getpriority(os.PRIO_PROCESS, self._crew.part["a"].process.pid)
+        self._set_nice(0)
         try:
             return self.many()
         finally:
-            self._set_nice(0)
+            self._set_nice(yielding)
+
+    def _measured_for(self) -> str:
+        """A new tuning with many trials, of which the nodes have measured one: their ranks are warm, and at work."""
+        asked = submission(next(self._seeds))
+        body = (asked.body or {}) | {"budget": {"max_trials": LONG_TRIALS, "min_gain": 0.0}}
+        (answer,) = ask_all(self._url, [replace(asked, body=body)], 1, [self._admin])
+        tuning_id, store = str(answer.data["tuning"]), self._crew.store
+        wait_for("a trial", lambda: any(trial.reading is not None for trial in store.trials(tuning_id)))
+        return tuning_id
 
     def _set_nice(self, value: int) -> None:
-        for name in ("a", "b"):
-            process = psutil.Process(self._crew.part[name].process.pid)
-            for each in (process, *process.children(recursive=True)):
-                each.nice(value)
+        """Of all threads of the nodes and their ranks, and of their sessions (sched(7), autogroups)."""
+        for process in (each for name in ("a", "b") for each in self._crew.part[name].family):
+            for thread in process.threads():
+                os.setpriority(os.PRIO_PROCESS, thread.id, value)
+            with suppress(FileNotFoundError):
+                Path(f"/proc/{process.pid}/autogroup").write_text(str(value))
 
     def alone(self, first_seed: int) -> dict[str, object]:
         """One client, with requests that nobody else makes."""
@@ -139,7 +156,7 @@ def main() -> None:
         phases: dict[str, Callable[[], object]] = {
             "alone": lambda: run.alone(10_000),
             "many": run.many,
-            "many_before_others": run.many_before_others,
+            **({"many_at_the_same_priority": run.many_at_the_same_priority} if os.geteuid() == 0 else {}),
             "waiting": run.backlog,
             "alone_behind_backlog": lambda: run.alone(20_000),
         }

@@ -79,7 +79,10 @@ class Worker:
     def __init__(self, command: Sequence[str], environment: dict[str, str], log: Path) -> None:
         self._log = log
         with log.open("ab") as out:
-            self.process = subprocess.Popen(command, env=environment, stdin=subprocess.DEVNULL, stdout=out, stderr=out)
+            # A session each, as any init system gives its services: Linux shares the processor out among sessions.
+            self.process = subprocess.Popen(
+                command, env=environment, stdin=subprocess.DEVNULL, stdout=out, stderr=out, start_new_session=True
+            )
 
     @property
     def log(self) -> str:

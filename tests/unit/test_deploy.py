@@ -167,8 +167,8 @@ def test_the_example_names_every_variable_and_is_read_as_it_says() -> None:
 
 # The keys of a service in the Compose specification that we use.
 SERVICE_KEYS = """
-    build cap_drop command depends_on deploy environment healthcheck image ipc network_mode ports profiles read_only
-    restart security_opt stop_grace_period tmpfs ulimits user volumes
+    build cap_drop command cpu_shares depends_on deploy environment healthcheck image ipc network_mode ports profiles
+    read_only restart security_opt stop_grace_period tmpfs ulimits user volumes
 """
 
 
