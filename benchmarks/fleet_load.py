@@ -1,11 +1,10 @@
 """What an API answers, and how fast, while 50 clients ask and workers tune; and behind 10,000 jobs that wait.
 
 1,000 submissions of 200 distinct requests, then 1,000 times GET /best, each by 50 clients that never rest, while the
-nodes measure for a tuning that was there before; once more with the nodes at the API's priority, to which they yield by
-themselves where they share its machine (this needs root: without, it is left out). One client alone, before and after
-10,000 jobs of somebody else wait in the queue: how long a submission and GET /best take, and until a new request gets
-its first nodes. Two nodes of one CPU rank, a tuner and a beat work all the time. Ends with an AssertionError if a
-submission is lost or a duplicate is not shared. Prints JSON.
+nodes measure for a tuning that was there before. One client alone, before and after 10,000 jobs of somebody else wait
+in the queue: how long a submission and GET /best take, and until a new request gets its first nodes. Two nodes of one
+CPU rank, a tuner and a beat work all the time. Ends with an AssertionError if a submission is lost or a duplicate is
+not shared. Prints JSON.
 """
 
 from __future__ import annotations
@@ -18,7 +17,6 @@ import statistics
 import sys
 import time
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
@@ -66,15 +64,6 @@ class LoadRun:
         rate = round(len(answers) / submit_s, 1)
         return {"submit": shown(answers), "best": shown(best), "submissions_per_s": rate}
 
-    def many_at_the_same_priority(self) -> dict[str, object]:
-        """The same, with nodes that do not yield to API and database, as if they did not know that they share."""
-        yielding = os.getpriority(os.PRIO_PROCESS, self._crew.part["a"].process.pid)
-        self._set_nice(0)
-        try:
-            return self.many()
-        finally:
-            self._set_nice(yielding)
-
     def _measured_for(self) -> str:
         """A new tuning with many trials, of which the nodes have measured one: their ranks are warm, and at work."""
         asked = submission(next(self._seeds))
@@ -83,14 +72,6 @@ class LoadRun:
         tuning_id, store = str(answer.data["tuning"]), self._crew.store
         wait_for("a trial", lambda: any(trial.reading is not None for trial in store.trials(tuning_id)))
         return tuning_id
-
-    def _set_nice(self, value: int) -> None:
-        """Of all threads of the nodes and their ranks, and of their sessions (sched(7), autogroups)."""
-        for process in (each for name in ("a", "b") for each in self._crew.part[name].family):
-            for thread in process.threads():
-                os.setpriority(os.PRIO_PROCESS, thread.id, value)
-            with suppress(FileNotFoundError):
-                Path(f"/proc/{process.pid}/autogroup").write_text(str(value))
 
     def alone(self, first_seed: int) -> dict[str, object]:
         """One client, with requests that nobody else makes."""
@@ -156,7 +137,6 @@ def main() -> None:
         phases: dict[str, Callable[[], object]] = {
             "alone": lambda: run.alone(10_000),
             "many": run.many,
-            **({"many_at_the_same_priority": run.many_at_the_same_priority} if os.geteuid() == 0 else {}),
             "waiting": run.backlog,
             "alone_behind_backlog": lambda: run.alone(20_000),
         }

@@ -89,15 +89,6 @@ def place(address: str | None, interface: str | None, peer_url: str) -> tuple[st
     return address, interface or (holders[0] if holders else "lo")
 
 
-def is_here(peer_url: str) -> bool:
-    """Whether the host of a URL is this machine: packets to it leave from its own address."""
-    try:
-        own, target = _way_to(peer_url)
-    except (OSError, UnicodeError):  # a name that nobody knows, or that cannot be one
-        return False
-    return own == target
-
-
 def check_pool(cluster: ClusterSpec, known: Sequence[ClusterSpec]) -> bool:
     """Whether the pool's cluster is new.
 
@@ -175,17 +166,12 @@ def _is_loopback(address: str) -> bool:
 
 
 def _address_towards(url: str) -> str:
-    try:
-        return _way_to(url)[0]
-    except OSError as error:
-        host = urlsplit(url).hostname
-        raise InputError("--address", None, f"give one: {host} is not known here ({error})") from None
-
-
-def _way_to(url: str) -> tuple[str, str]:
-    """The address of this machine that packets to a URL's host leave from, and the host's. Sends nothing."""
+    """The address of this machine that packets to a URL's host leave from. Sends nothing."""
     host = urlsplit(url).hostname or "127.0.0.1"
-    family, _, _, _, target = socket.getaddrinfo(host, 9, type=socket.SOCK_DGRAM)[0]
-    with socket.socket(family, socket.SOCK_DGRAM) as probe:
-        probe.connect(target)
-        return str(probe.getsockname()[0]), str(target[0])
+    try:
+        family, _, _, _, target = socket.getaddrinfo(host, 9, type=socket.SOCK_DGRAM)[0]
+        with socket.socket(family, socket.SOCK_DGRAM) as probe:
+            probe.connect(target)
+            return str(probe.getsockname()[0])
+    except OSError as error:
+        raise InputError("--address", None, f"give one: {host} is not known here ({error})") from None

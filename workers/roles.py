@@ -17,22 +17,19 @@ from workers.payloads import TaskName
 from workers.process import LazyHands, log_to_stderr, run_worker
 from workers.pulse import Pulse
 from workers.queue import CeleryQueue
-from workers.registration import NodeOptions, is_here, register
+from workers.registration import NodeOptions, register
 
 if TYPE_CHECKING:
     from autotune.settings import Settings
     from autotune.specs import Node
     from autotune.tuning.fleet_ports import FleetStore
 
-# On a machine that it shares, a tuner lets API, databases and whatever else there is go first: a decision can wait. So
-# does a node where broker or database are on its machine, which its ranks would fill.
+# On a machine that it shares with API, databases or ranks, those go first: a decision can wait.
 _YIELDING_NICE = 10
 
 
 def run_node(settings: Settings, options: NodeOptions, *, patience_s: float) -> int:
     """Registers this machine as a node and serves until SIGTERM; returns the exit status.
-
-    Where the broker or the database is on the same machine, it yields to what runs there.
 
     Raises:
         InputError: the cluster is stored otherwise, or (at the end) another worker has taken the node's name.
@@ -40,8 +37,6 @@ def run_node(settings: Settings, options: NodeOptions, *, patience_s: float) -> 
         ProberError: there is nothing to measure with.
     """
     log_to_stderr()
-    if is_here(settings.broker_url) or is_here(settings.database_url):
-        _yield_to_others()
     app, queue, pulse = create_app(settings), CeleryQueue(create_app(settings)), Pulse()
     node = _register(settings, options, queue)
     lazy = LazyHands(lambda: _node_hands(settings, options, node, pulse), pulse)
@@ -124,7 +119,7 @@ def run_tuner(settings: Settings, *, name: str | None, concurrency: int, patienc
 
 
 def _yield_to_others() -> None:
-    """Lowers the priority of this process, and of the children and the ranks it will have; not if it is lower."""
+    """Lowers the priority of this process, and of the children that it will have; not if it is lower."""
     os.setpriority(os.PRIO_PROCESS, 0, max(os.getpriority(os.PRIO_PROCESS, 0), _YIELDING_NICE))
     wiring.share_by_priority()
 
