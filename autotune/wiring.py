@@ -157,13 +157,6 @@ def open_ranks(settings: Settings, *, address: str, interface: str) -> NodeRanks
     return NodeRanks(log_root=settings.log_dir, address=address, interface=interface)
 
 
-def share_by_priority() -> None:
-    """Gives this process's session, if it has one of its own, the priority that the process has."""
-    from probes.launch.leash import share_by_priority as share
-
-    share()
-
-
 def share_of(job: Job, node: str) -> WorldShare:
     """The part of a job's world that a node contributes."""
     from probes.launch import WorldShare

@@ -5,7 +5,8 @@ from __future__ import annotations
 import os
 import socket
 from collections.abc import Iterator
-from contextlib import closing, contextmanager
+from contextlib import closing, contextmanager, suppress
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from autotune import wiring
@@ -25,7 +26,8 @@ if TYPE_CHECKING:
     from autotune.tuning.fleet_ports import FleetStore
 
 # On a machine that it shares with API, databases or ranks, those go first: a decision can wait.
-_YIELDING_NICE = 10
+_TUNER_NICE = 10
+_AUTOGROUP = Path("/proc/self/autogroup")
 
 
 def run_node(settings: Settings, options: NodeOptions, *, patience_s: float) -> int:
@@ -119,9 +121,15 @@ def run_tuner(settings: Settings, *, name: str | None, concurrency: int, patienc
 
 
 def _yield_to_others() -> None:
-    """Lowers the priority of this process, and of the children that it will have; not if it is lower."""
-    os.setpriority(os.PRIO_PROCESS, 0, max(os.getpriority(os.PRIO_PROCESS, 0), _YIELDING_NICE))
-    wiring.share_by_priority()
+    """Lowers this process's priority, and that of the children it will have; not further if it was started so.
+
+    Linux shares the processor out among sessions first (sched(7), autogroups): a session of our own is lowered, too.
+    """
+    nice = max(os.getpriority(os.PRIO_PROCESS, 0), _TUNER_NICE)
+    os.setpriority(os.PRIO_PROCESS, 0, nice)
+    if os.getsid(0) == os.getpid():
+        with suppress(OSError):  # a kernel without them, or asked by somebody else in the same tenth of a second
+            _AUTOGROUP.write_text(str(nice))
 
 
 def _tuner_hands(settings: Settings) -> TunerHands:

@@ -12,11 +12,9 @@ import os
 import resource
 import signal
 import sys
-import time
 
 _PR_SET_PDEATHSIG = 1
 LEASH_PID = "AUTOTUNE_LEASH_PID"
-_TRIES, _AGAIN_S = 40, 0.05
 
 
 def die_with_parent(parent_pid: int) -> None:
@@ -39,33 +37,12 @@ def _limit_stacks(stack_bytes: int) -> None:
         resource.setrlimit(resource.RLIMIT_STACK, (stack_bytes, hard))
 
 
-def share_by_priority() -> None:
-    """Gives a session of its own the priority that this process was started with.
-
-    Linux shares the processor out among sessions first (sched(7), autogroups): there, a rank with a session and a low
-    priority would get as much as any of them.
-    """
-    nice = os.getpriority(os.PRIO_PROCESS, 0)
-    if nice <= 0 or os.getsid(0) != os.getpid():
-        return
-    for _ in range(_TRIES):
-        try:
-            with open("/proc/self/autogroup", "w") as file:
-                file.write(str(nice))
-            return
-        except BlockingIOError:  # the kernel takes one each tenth of a second, of all who are not root
-            time.sleep(_AGAIN_S)
-        except OSError:  # it has no autogroups
-            return
-
-
 def main(arguments: list[str]) -> None:
     """Replaces this process with the command. A STACK_BYTES of 0 leaves the stack limit alone."""
     parent_pid, stack_bytes, command = int(arguments[0]), int(arguments[1]), arguments[2:]
     die_with_parent(parent_pid)
     if stack_bytes:
         _limit_stacks(stack_bytes)
-    share_by_priority()
     os.environ[LEASH_PID] = str(os.getpid())
     os.execvp(command[0], command)
 
