@@ -14,10 +14,9 @@ import time
 from collections.abc import Callable
 
 from autotune.catalog import cluster_from_shorthand, model
-from autotune.search.belief import calibrated
-from autotune.search.core import Search
-from autotune.search.features import features
-from autotune.search.measurement import Measurement
+from autotune.search.core import Measurement, Search
+from autotune.search.posterior import calibrated
+from autotune.search.residual import features
 from autotune.search.space import Runtime
 from autotune.specs import Workload
 

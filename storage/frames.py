@@ -14,19 +14,10 @@ from sqlalchemy import BigInteger, Boolean, Double, Integer, Select, select
 from sqlalchemy.orm import InstrumentedAttribute
 
 from autotune.errors import InputError, UnknownNameError
-from storage.columns import Base, UtcDateTime
+from storage.database.columns import Base, UtcDateTime
+from storage.database.session import SessionStore
 from storage.runs import RUN_COLUMNS, run_records
-from storage.session import SessionStore
-from storage.tables import (
-    CollectiveRow,
-    LayerRow,
-    ProbeRow,
-    ProfileRow,
-    RankRow,
-    StepRow,
-    TrialRow,
-    TuningRow,
-)
+from storage.tunings.tables import CollectiveRow, LayerRow, ProbeRow, ProfileRow, RankRow, StepRow, TrialRow, TuningRow
 
 TABLES = ("runs", "trials", "tunings", "probes", "collective", "layer", "step", "ranks", "profiles")
 

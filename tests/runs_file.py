@@ -6,9 +6,9 @@ import csv
 from collections.abc import Iterable
 from pathlib import Path
 
+from autotune.backtest.groups import Group, group_runs
+from autotune.backtest.runs import read_runs
 from autotune.catalog.published import published_cluster
-from autotune.tuning.backtest.groups import Group, group_runs
-from autotune.tuning.backtest.runs import read_runs
 
 # A GPT of 125 million parameters on one node of 8: 7,000 tokens a second and GPU are 5 TFLOP/s.
 ROW = {

@@ -1,7 +1,7 @@
 """The processes of a worker: a main process that consumes and watches itself, and children that run the tasks.
 
 The pool is Celery's prefork. A node has one child, which holds the node's ranks; both are told by the kernel to die
-with their parent (prctl PR_SET_PDEATHSIG: Celery sets it for the child, probes.launch.leash for the ranks), so a
+with their parent (prctl PR_SET_PDEATHSIG: Celery sets it for the child, probes.launch.parent_death for the ranks), so a
 worker that is killed leaves nothing. A task that blocks never keeps the main process from its broker.
 """
 
@@ -18,11 +18,10 @@ from typing import Any
 from celery import Celery, signals
 from celery.exceptions import CPendingDeprecationWarning, SecurityWarning
 
-from workers.credit import CreditCheck
-from workers.payloads import TaskName
-from workers.pulse import Pulse
-from workers.tasks import Action, install_tasks
-from workers.watch import Watch, execute_again
+from autotune.queue.app import TaskName
+from autotune.queue.consumer import CreditCheck
+from workers.handlers import Action, install_tasks
+from workers.watchdog import Pulse, Watch, execute_again
 
 log = logging.getLogger("autotune.worker")
 

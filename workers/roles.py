@@ -11,19 +11,18 @@ from typing import TYPE_CHECKING
 
 from autotune import wiring
 from autotune.errors import AutotuneError, InputError
-from workers.app import SWEEP_QUEUE, TUNER_QUEUE, create_app, node_queue, pool_queue
-from workers.hands import TunerHands
+from autotune.queue.app import SWEEP_QUEUE, TUNER_QUEUE, TaskName, create_app, node_queue, pool_queue
+from autotune.queue.sending import CeleryQueue
+from workers.handlers import TunerHands
 from workers.node import NodeHands
-from workers.payloads import TaskName
 from workers.process import LazyHands, log_to_stderr, run_worker
-from workers.pulse import Pulse
-from workers.queue import CeleryQueue
 from workers.registration import NodeOptions, register
+from workers.watchdog import Pulse
 
 if TYPE_CHECKING:
+    from autotune.ports.fleet import FleetStore
     from autotune.settings import Settings
     from autotune.specs import Node
-    from autotune.tuning.fleet_ports import FleetStore
 
 # On a machine that it shares with API, databases or ranks, those go first: a decision can wait.
 _TUNER_NICE = 10

@@ -21,12 +21,11 @@ from starlette.concurrency import run_in_threadpool
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 
-from autotune.api.cache import Shared
-from autotune.api.combining import Combiner
+from autotune.api.sharing import Combiner, Shared
 from autotune.errors import InputError
+from autotune.fleet.keys import hash_of, refusal
+from autotune.ports.fleet import FleetStore
 from autotune.specs import ApiKey, Role
-from autotune.tuning.fleet_ports import FleetStore
-from autotune.tuning.keys import hash_of, refusal
 
 LOCAL = "local"
 TRUST_S = 2.0

@@ -14,8 +14,8 @@ from starlette.exceptions import HTTPException
 from starlette.responses import Response
 
 from autotune.api.parts import Parts, Streams
+from autotune.ports.fleet import FleetStore
 from autotune.specs import TuningEvent
-from autotune.tuning.fleet_ports import FleetStore
 
 POLL_S = 0.5
 KEEP_ALIVE_S = 15

@@ -11,14 +11,16 @@ from starlette.exceptions import HTTPException
 from starlette.responses import Response
 
 from autotune.api.access import LOCAL
-from autotune.api.answer_examples import EVENT
 from autotune.api.answers import Json, Submitted, TrialPage, TuningAnswer, TuningPage, TuningRow
 from autotune.api.events import EVENT_SCHEMA, LastEventId, event_stream
-from autotune.api.examples import TUNING_REQUESTS
+from autotune.api.examples import EVENT, TUNING_REQUESTS
 from autotune.api.openapi import answer, problems
-from autotune.api.pages import DEFAULT_LIMIT, After, AfterNumber, Limit, page
 from autotune.api.parts import Parts, parts_of, principal_of
 from autotune.api.requests import (
+    DEFAULT_LIMIT,
+    After,
+    AfterNumber,
+    Limit,
     PathId,
     TuningBody,
     TuningRequest,
@@ -26,12 +28,13 @@ from autotune.api.requests import (
     find_model,
     find_workload,
     given_model,
+    page,
 )
 from autotune.api.roles import GuardedRoute
-from autotune.api.work import require_bounded
+from autotune.api.sharing import require_bounded
+from autotune.fleet.service import submission_of
 from autotune.search.space import Runtime
 from autotune.specs import ClusterSpec, ModelSpec, Role, Tuning, TuningState, Workload
-from autotune.tuning.fleet.submissions import submission_of
 from autotune.tuning.report import history_data, trial_data, tuning_data
 
 router = APIRouter(route_class=GuardedRoute, tags=["tunings"])

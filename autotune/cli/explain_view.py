@@ -10,8 +10,8 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from autotune.cli.inputs import Inputs
-    from autotune.search.scaling import ScalingCurve
-    from autotune.search.whatif import Setting
+    from autotune.explain.scaling import ScalingCurve
+    from autotune.explain.whatif import Setting
     from autotune.specs import Plan, Profile, Space
 
 MOST_WHAT_IFS = 3
@@ -48,7 +48,7 @@ def _print_lines(console: Console, title: str, lines: list[str]) -> None:
 def explanation_of(inputs: Inputs, space: Space, profile: Profile | None, plan: Plan) -> dict[str, Any]:
     """The explanation of a plan by estimate, and why it is not the best one where it is not."""
     from autotune.cost.table import PlanTable
-    from autotune.search.explanation import explain_setting, rejection
+    from autotune.explain.explanation import explain_setting, rejection
 
     setting = _setting(inputs, space, profile)
     table = setting.plans()
@@ -74,14 +74,14 @@ def print_explained(plan: Plan, data: dict[str, Any]) -> None:
 
 def scaling_of(inputs: Inputs, space: Space, profile: Profile | None) -> ScalingCurve:
     """The curve of the best plan over numbers of devices."""
-    from autotune.search.scaling import scaling_curve
+    from autotune.explain.scaling import scaling_curve
 
     return scaling_curve(_setting(inputs, space, profile))
 
 
 def print_scaling(inputs: Inputs, curve: ScalingCurve) -> None:
     """The curve as a table with bars, and what follows from it."""
-    from autotune.search.scaling import INTERVAL
+    from autotune.explain.scaling import INTERVAL
 
     console, workload = output.console(), inputs.workload
     console.print(
@@ -107,6 +107,6 @@ def print_scaling(inputs: Inputs, curve: ScalingCurve) -> None:
 
 
 def _setting(inputs: Inputs, space: Space, profile: Profile | None) -> Setting:
-    from autotune.search.whatif import Setting
+    from autotune.explain.whatif import Setting
 
     return Setting(model=inputs.model, cluster=inputs.cluster, workload=inputs.workload, profile=profile, space=space)

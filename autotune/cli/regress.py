@@ -17,11 +17,11 @@ from autotune.errors import InputError
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from autotune.regression.local import OnMeasured
+    from autotune.regression.protocol import Wanted
+    from autotune.regression.selection import Selection
     from autotune.specs import BestEntry, Tuning
     from autotune.specs.regression import Check, CheckMeasurement
-    from autotune.tuning.regression.local import OnMeasured
-    from autotune.tuning.regression.protocol import Wanted
-    from autotune.tuning.regression.selection import Selection
     from storage import SqlStore
 
 app = typer.Typer(help="Nightly regression: do best-known plans still hold, and if not, why?", no_args_is_help=True)
@@ -56,9 +56,9 @@ def run(
     Exit status 1 if a plan is worse than it was, else 0. Incidents are told as AUTOTUNE_WEBHOOK_URL and
     AUTOTUNE_SMTP_URL say.
     """
-    from autotune.alerts.delivery import deliver_patiently, senders_of
+    from autotune.regression.alerts import deliver_patiently, senders_of
+    from autotune.regression.local import LocalRegression
     from autotune.settings import read_settings
-    from autotune.tuning.regression.local import LocalRegression
     from autotune.wiring import open_prober, open_store, require_local
 
     _require_budget(budget_gpu_s)
@@ -241,7 +241,7 @@ def _entries(
     store: SqlStore, asked: Sequence[int] | None, budget_gpu_s: float | None
 ) -> tuple[Sequence[BestEntry], Selection | None]:
     """The entries that were named, or those that are chosen among what was measured on this machine."""
-    from autotune.tuning.regression.selection import select
+    from autotune.regression.selection import select
 
     if asked:
         found = [store.best_entry(number) for number in dict.fromkeys(asked)]

@@ -14,8 +14,8 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from autotune.export import LaunchArguments
+    from autotune.search.ranking import Best
     from autotune.specs import Plan, Trial, Tuning
-    from autotune.tuning.best import Best
     from storage import SqlStore
 
 
@@ -91,7 +91,7 @@ def _best_of_tuning(tuning: str | None, target: str | None, *, db: str | None, a
 
 def _find_best(store: SqlStore, tuning_id: str | None) -> tuple[Tuning, Best]:
     """The tuning that was named, or the newest with a complete trial, and its best plan."""
-    from autotune.tuning.best import best_of
+    from autotune.search.ranking import best_of
 
     for tuning in [store.tuning(tuning_id)] if tuning_id is not None else store.tunings():
         found = best_of(store.trials(tuning.id), tuning.cluster)

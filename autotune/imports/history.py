@@ -6,13 +6,13 @@ import csv
 from collections.abc import Iterable
 from pathlib import Path
 
+from autotune.backtest.groups import network_readings
+from autotune.backtest.runs import Clusters, Run, RunStatus, read_runs
 from autotune.cost.framework import framework_of
 from autotune.errors import InputError
-from autotune.imports.shape import COMPARED
+from autotune.imports.assembly import COMPARED
 from autotune.specs import Failure, FailureKind, ModelSpec
 from autotune.specs.imported import ImportedReading, ImportedRun
-from autotune.tuning.backtest.groups import network_readings
-from autotune.tuning.backtest.runs import Clusters, Run, RunStatus, read_runs
 
 
 def read(

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from autotune.cost.network import ring_traffic
 from autotune.errors import InputError
-from autotune.imports.hardware import require_gpu
+from autotune.imports.assembly import require_gpu
 from autotune.imports.logs import LogFile
 from autotune.specs import ClusterSpec, CollectiveOp, CollectiveReading
 from autotune.specs.imported import ImportedReading

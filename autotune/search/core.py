@@ -9,7 +9,9 @@ print(search.best)
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -17,14 +19,11 @@ from autotune.cost.estimate import EstimateTable, estimate_table
 from autotune.cost.framework import TORCH, Framework
 from autotune.cost.table import PlanTable
 from autotune.errors import InputError
-from autotune.search.acquisition import Choice, choose
-from autotune.search.belief import Belief, Lesson, Observation, believe
-from autotune.search.features import features
-from autotune.search.learning import EVERYTHING, Learning
-from autotune.search.measurement import Measurement
+from autotune.search.acquisition import Choice, Verdict, choose, verdict
+from autotune.search.posterior import Belief, Lesson, Observation, believe
+from autotune.search.ranking import Standing, observation, standings
+from autotune.search.residual import EVERYTHING, Learning, features
 from autotune.search.space import Runtime, legal_plans
-from autotune.search.standing import Standing, observation, standings
-from autotune.search.stopping import Verdict, verdict
 from autotune.specs import (
     Budget,
     ClusterSpec,
@@ -40,13 +39,52 @@ from autotune.specs import (
     Workload,
 )
 
+# ----------------------------------------------------------------------------------------------------
+# Measurement: what a caller who runs plans in a framework of their own tells of one run.
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Measurement:
+    """One measured run of a plan.
+
+    Args:
+        tokens_per_s_per_gpu: global batch * sequence length / (seconds a step * devices).
+        relative_noise: half width of its 95 % interval over the mean.
+        peak_bytes: the most that the allocator reserved on any rank; None if unknown, which teaches nothing of memory.
+        setup_s: seconds from the start to the first step; None if unknown.
+        carried_sd: of a figure that a cheaper trial was carried over to (search.screening): its standard deviation
+            (ln). The plan can be asked for again, and is not best by this. None for a whole trial.
+
+    Raises:
+        InputError: a figure that no run can have.
+    """
+
+    tokens_per_s_per_gpu: float
+    relative_noise: float = 0.0
+    peak_bytes: float | None = None
+    setup_s: float | None = None
+    carried_sd: float | None = None
+
+    def __post_init__(self) -> None:
+        if not (math.isfinite(self.tokens_per_s_per_gpu) and self.tokens_per_s_per_gpu > 0):
+            raise InputError("tokens_per_s_per_gpu", self.tokens_per_s_per_gpu, "must be finite and above 0")
+        for name in ("relative_noise", "peak_bytes", "setup_s", "carried_sd"):
+            value = getattr(self, name)
+            if value is not None and not (math.isfinite(value) and value >= 0):
+                raise InputError(name, value, "must be finite and at least 0")
+
+
 # The finite set that the sampler weighs one by one; a larger legal space is cut to the best estimates that may fit.
 MOST_CANDIDATES = 100_000
+
 FIRST_SETUP_S = 1.0
+
 NINETY_PERCENT = 1.645
+
 """Standard deviations on either side of a normal mean that hold 90 %."""
 
 TRIAL_STEPS = sum(StepRequest.model_fields[name].default for name in ("warmup_steps", "min_steps")) + 2
+
 """Steps of a trial: untimed, timed, and two more until the interval is narrow or for the trace."""
 
 NOT_THE_PLANS_FAULT = frozenset({FailureKind.LOST, FailureKind.CANCELLED, FailureKind.UNAVAILABLE})

@@ -8,13 +8,12 @@ from __future__ import annotations
 from datetime import UTC, datetime
 
 from autotune.errors import MissingMeasurementError, StoreConflictError
+from autotune.ports.store import KnowledgeStore, Prober
 from autotune.specs import CollectiveRequest, LayerRequest, Plan, ProbeRequest, Tuning, TuningState
-from autotune.tuning.deliberation import PROBE_DEADLINE_S, Deliberation
 from autotune.tuning.events import Event, OnEvent, ProbeEnded, ProbeStarted, Progressed, StateChanged, TrialEnded
-from autotune.tuning.knowledge_ports import KnowledgeStore
 from autotune.tuning.lifecycle import Facts, NextStep, StepKind, next_step
 from autotune.tuning.ownership import owner_lives, process_owner
-from autotune.tuning.ports import Prober
+from autotune.tuning.planner import PROBE_DEADLINE_S, Deliberation
 from autotune.tuning.trial_run import TrialRunner, fail_lost_trials
 
 

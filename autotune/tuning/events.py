@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from autotune.search.stopping import Verdict
+from autotune.search.acquisition import Verdict
 from autotune.specs import Plan, ProbeOutcome, ProbeProgress, ProbeRequest, Trial, Tuning
 
 

@@ -7,9 +7,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
-from autotune.search.comparison import LEAST_REPEATS, MOST_REPEATS, contenders, undecided
-from autotune.search.standing import Standing
-from autotune.search.stopping import Verdict
+from autotune.search.acquisition import Verdict
+from autotune.search.ranking import LEAST_REPEATS, MOST_REPEATS, Standing, contenders, undecided
 from autotune.specs import Budget, Plan, ProbeRequest, TuningState
 
 # A winner without a rival is measured again too: one run gives no interval.

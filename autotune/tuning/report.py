@@ -7,13 +7,11 @@ from typing import Any
 
 import numpy as np
 
-from autotune.search.explanation import Explanation
-from autotune.search.rank import Ranking
-from autotune.search.standing import peak_memory_bytes
+from autotune.explain.explanation import Explanation, explain_best
+from autotune.ports.store import Store
+from autotune.search.offline import Ranking
+from autotune.search.ranking import Best, best_of, peak_memory_bytes
 from autotune.specs import ClusterSpec, ModelSpec, Profile, Trial, Tuning, Workload
-from autotune.tuning.best import Best, best_of
-from autotune.tuning.explanation import explain_best
-from autotune.tuning.ports import Store
 
 
 def tuning_data(tuning: Tuning, trials: Sequence[Trial], profile: Profile | None = None) -> dict[str, Any]:

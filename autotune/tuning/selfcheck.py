@@ -11,6 +11,8 @@ from autotune.cost.calibrate import fit_profile
 from autotune.cost.estimate import estimate
 from autotune.cost.table import PlanTable
 from autotune.errors import MissingMeasurementError
+from autotune.ports.store import OnProgress, Prober
+from autotune.search.profiling import needed_probes
 from autotune.search.space import Runtime, legal_plans
 from autotune.specs import (
     ClusterSpec,
@@ -27,8 +29,6 @@ from autotune.specs import (
     StepRequest,
     Workload,
 )
-from autotune.tuning.ports import OnProgress, Prober
-from autotune.tuning.profiling import needed_probes
 
 PROBE_DEADLINE_S = 120.0
 MOST_STEPS = 6

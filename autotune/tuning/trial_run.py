@@ -5,7 +5,8 @@ from __future__ import annotations
 import uuid
 from datetime import UTC, datetime
 
-from autotune.search.standing import Standing
+from autotune.ports.store import Prober, Store
+from autotune.search.ranking import Standing
 from autotune.search.study import Asked
 from autotune.specs import (
     Estimate,
@@ -18,7 +19,6 @@ from autotune.specs import (
     Tuning,
 )
 from autotune.tuning.events import OnEvent, Progressed, TrialStarted
-from autotune.tuning.ports import Prober, Store
 
 # A trial is given up as pruned when its steps are slower than the best plan's by more than noise explains.
 PRUNE_MARGIN = 1.3

@@ -11,7 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from probes.launch.channel import Channel
-from probes.launch.leash import LEASH_PID, die_with_parent
+from probes.launch.parent_death import LEASH_PID, die_with_parent
 from probes.launch.pool import rank_log
 from probes.launch.service import Rank, RankConfig, failure_message, listen, log_to
 

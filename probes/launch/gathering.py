@@ -14,8 +14,8 @@ from typing import Any, Protocol
 
 import psutil
 
+from autotune.ports.store import OnProgress
 from autotune.specs import FailureKind, ProbeProgress
-from autotune.tuning.ports import OnProgress
 from probes.launch.channel import Channel, Message
 from probes.launch.failures import RankFailure, first_cause, kind_of_text, tail_of
 

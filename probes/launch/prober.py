@@ -11,6 +11,7 @@ from pathlib import Path
 from types import TracebackType
 
 from autotune.errors import InputError, ProberError
+from autotune.ports.store import OnProgress
 from autotune.specs import (
     ClusterSpec,
     Failure,
@@ -21,7 +22,6 @@ from autotune.specs import (
     StepReading,
     StepRequest,
 )
-from autotune.tuning.ports import OnProgress
 from probes.launch.failures import RankFailure, tail_of
 from probes.launch.gathering import Gathered, Watch
 from probes.launch.merging import MODULES, Readings, merged_readings, stage_of
@@ -33,7 +33,7 @@ _FINGERPRINT_S = 180.0
 
 
 class LocalProber:
-    """Runs probes on warm ranks of this machine, one at a time; implements autotune.tuning.ports.Prober.
+    """Runs probes on warm ranks of this machine, one at a time; implements autotune.ports.store.Prober.
 
     Args:
         cluster: whose devices the ranks are.
@@ -82,7 +82,7 @@ class LocalProber:
         return self._fingerprint
 
     def run(self, request: ProbeRequest, *, deadline_s: float, on_progress: OnProgress | None = None) -> ProbeOutcome:
-        """Runs one probe; see autotune.tuning.ports.Prober.run. Ranks that are not warm are started first.
+        """Runs one probe; see autotune.ports.store.Prober.run. Ranks that are not warm are started first.
 
         Raises:
             ProberError: there is nothing to measure with.

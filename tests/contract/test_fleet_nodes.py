@@ -7,8 +7,8 @@ from fleet_records import LONG_S, MOMENT, OVER_S, POOL, granted, job, node, pair
 from store_records import CLUSTER, COLLECTIVE_OUTCOME, FINGERPRINT
 
 from autotune.errors import StoreConflictError, UnknownNameError
+from autotune.ports.fleet import FleetStore
 from autotune.specs import FailureKind, JobPurpose, JobState, MemberState, NodeIncident, NodeState
-from autotune.tuning.fleet_ports import FleetStore
 from storage import SqlStore
 
 

@@ -30,13 +30,13 @@ from services import PASSWORD, PostgresServer
 from store_records import COLLECTIVE_OUTCOME, FINGERPRINT, step_reading, trial
 
 from autotune.errors import StoreError
+from autotune.ports.fleet import Submission
 from autotune.specs import Job, JobState, MemberState, ProbeOutcome, TuningState
-from autotune.tuning.fleet_ports import Submission
 from storage import SqlStore, open_store
-from storage.fleet_rows import job_row
-from storage.intake import take_in
-from storage.maintenance import check
-from storage.session import locked_tuning
+from storage.care.maintenance import check
+from storage.database.session import locked_tuning
+from storage.fleet.rows import job_row
+from storage.fleet.submissions import take_in
 
 Answer = TypeVar("Answer")
 FLEET = TOGETHER + "from fleet_records import *\nstore, number = open_store(url), int(sys.argv[2])\n" + READY

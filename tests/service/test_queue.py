@@ -12,13 +12,13 @@ import pytest
 from crew import wait_for
 from services import RedisServer, redis_server
 
+from autotune.fleet.service import FleetService
+from autotune.queue.app import TUNER_QUEUE, pool_queue
+from autotune.queue.sending import CeleryQueue
 from autotune.settings import read_settings
-from autotune.tuning.fleet.service import FleetService
 from autotune.wiring import merge_reports, open_queue
 from storage import open_store
-from workers.app import TUNER_QUEUE, pool_queue
-from workers.hands import TunerHands
-from workers.queue import CeleryQueue
+from workers.handlers import TunerHands
 
 
 @pytest.fixture

@@ -8,8 +8,8 @@ from collections.abc import Sequence
 import psycopg
 import pytest
 
+from autotune.fleet.failures import MOST_ATTEMPTS
 from autotune.specs import EventKind, FailureKind, Job, JobState, Trial, TrialState, Tuning, TuningState
-from autotune.tuning.fleet.failures import MOST_ATTEMPTS
 from autotune.wiring import merge_reports
 from storage import SqlStore
 

@@ -20,10 +20,9 @@ from aiosmtpd.controller import Controller
 from aiosmtpd.smtp import SMTP, Envelope, Session
 from regression_nights import Nights
 
-from autotune.alerts.delivery import FIRST_PAUSE, LEASE, MOST_ATTEMPTS, deliver, deliver_patiently, senders_of
-from autotune.alerts.mail import Mail
-from autotune.alerts.webhook import KEY_HEADER, SIGNATURE_HEADER, SendError, Webhook
 from autotune.errors import InputError
+from autotune.regression.alerts import FIRST_PAUSE, LEASE, MOST_ATTEMPTS, deliver, deliver_patiently, senders_of
+from autotune.regression.senders import KEY_HEADER, SIGNATURE_HEADER, Mail, SendError, Webhook
 from autotune.settings import Settings, read_settings
 from autotune.specs.regression import Alert, AlertChannel, AlertEvent, CauseKind, Incident
 from storage import SqlStore, open_store

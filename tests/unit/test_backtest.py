@@ -13,15 +13,15 @@ import pytest
 from runs_file import failed, four, group_of, row, write
 from store_records import CLUSTER, FINGERPRINT, WORKLOAD, step_reading, trial, tuning
 
+from autotune.backtest.groups import Group, group_runs
+from autotune.backtest.replay import Replay
+from autotune.backtest.report import Calibration, Settings, backtest, report_data
+from autotune.backtest.runs import read_runs
 from autotune.catalog.published import published_cluster
 from autotune.cli.main import main
 from autotune.errors import InputError
-from autotune.search.alternatives import SamplerName
+from autotune.search.sampler import SamplerName
 from autotune.specs import ClusterSpec
-from autotune.tuning.backtest.groups import Group, group_runs
-from autotune.tuning.backtest.replay import Replay
-from autotune.tuning.backtest.report import Calibration, Settings, backtest, report_data
-from autotune.tuning.backtest.runs import read_runs
 from storage import SqlStore, open_store
 from storage.frames import export
 

@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 from runs_file import Cells, failed, four, group_of, row
 
-from autotune.tuning.backtest.groups import Group
-from autotune.tuning.backtest.metrics import Accuracy, Forecast, accuracy_of, walk_of
-from autotune.tuning.backtest.runs import RunStatus
+from autotune.backtest.groups import Group
+from autotune.backtest.metrics import Accuracy, Forecast, accuracy_of, walk_of
+from autotune.backtest.runs import RunStatus
 
 GIB = 2**30
 

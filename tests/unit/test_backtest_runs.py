@@ -7,11 +7,11 @@ from pathlib import Path
 import pytest
 from runs_file import ROW, failed, four, group_of, row, write
 
+from autotune.backtest.groups import group_runs
+from autotune.backtest.runs import RunStatus, read_runs
 from autotune.catalog.published import published_cluster
 from autotune.errors import InputError
 from autotune.specs import CollectiveOp, DType, Failure, FailureKind, Plan, Schedule, StepReading
-from autotune.tuning.backtest.groups import group_runs
-from autotune.tuning.backtest.runs import RunStatus, read_runs
 
 GIB = 2**30
 

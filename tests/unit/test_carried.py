@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from autotune.search.carried import BETWEEN, carried_prior
+from autotune.search.residual import BETWEEN, carried_prior
 
 PRIOR = np.diag([0.3**2, 0.2**2])
 

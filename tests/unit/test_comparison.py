@@ -8,10 +8,9 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from scipy import stats
 
-from autotune.search.belief import Observation
-from autotune.search.comparison import MOST_REPEATS, contenders, decide, difference, undecided
-from autotune.search.standing import Standing, standings
-from autotune.search.stopping import Verdict
+from autotune.search.acquisition import Verdict
+from autotune.search.posterior import Observation
+from autotune.search.ranking import MOST_REPEATS, Standing, contenders, decide, difference, standings, undecided
 from autotune.specs import Budget, Plan, TuningState
 from autotune.tuning.lifecycle import Facts, next_confirmation
 

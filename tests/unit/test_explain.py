@@ -10,7 +10,9 @@ import pytest
 from autotune.catalog import cluster_from_shorthand
 from autotune.catalog import model as preset
 from autotune.cost.table import PlanTable
-from autotune.search.explain import (
+from autotune.explain.explanation import explain_best, explain_setting, rejection
+from autotune.explain.limits import LimitKind, estimated_limits, measured_limits, memory_limit
+from autotune.explain.losses import (
     Source,
     Step,
     change,
@@ -21,12 +23,9 @@ from autotune.search.explain import (
     measured_step,
     neighbours,
 )
-from autotune.search.explanation import explain_setting, rejection
-from autotune.search.limits import LimitKind, estimated_limits, measured_limits, memory_limit
-from autotune.search.whatif import Setting, what_ifs
+from autotune.explain.whatif import Setting, what_ifs
+from autotune.search.ranking import best_of
 from autotune.specs import Plan, Recompute, Schedule, StepReading, Trial, TrialState, Tuning, Workload
-from autotune.tuning.best import best_of
-from autotune.tuning.explanation import explain_best
 
 SETTING = Setting(
     model=preset("llama2-7b"),

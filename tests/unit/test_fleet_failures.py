@@ -9,6 +9,7 @@ import pytest
 from store_records import MODEL, WORKLOAD, step_reading
 
 from autotune.catalog import cluster_from_shorthand
+from autotune.fleet.failures import MOST_ATTEMPTS, POLICY, Verdict, judge
 from autotune.search.core import Search
 from autotune.specs import (
     ClusterSpec,
@@ -24,7 +25,6 @@ from autotune.specs import (
     ProbeOutcome,
     StepRequest,
 )
-from autotune.tuning.fleet.failures import MOST_ATTEMPTS, POLICY, Verdict, judge
 
 NOW = datetime(2026, 11, 29, 12, tzinfo=UTC)
 CLUSTER = ClusterSpec(

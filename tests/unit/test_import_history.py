@@ -12,6 +12,7 @@ from autotune.catalog import load_model
 from autotune.catalog.gpus import cluster_from_shorthand
 from autotune.cost.calibrate import fit_profile
 from autotune.errors import UnknownNameError
+from autotune.imports.learning import fastest_plans, framework_of, lessons_from, trials_of, with_links
 from autotune.specs import (
     ClusterSpec,
     CollectiveOp,
@@ -26,8 +27,7 @@ from autotune.specs import (
     Workload,
 )
 from autotune.specs.imported import ImportBatch, ImportedReading, ImportedRun
-from autotune.tuning.deliberation import Deliberation
-from autotune.tuning.imported import fastest_plans, framework_of, lessons_from, trials_of, with_links
+from autotune.tuning.planner import Deliberation
 from autotune.tuning.service import TuningService
 from storage import SqlStore, open_store
 

@@ -9,8 +9,8 @@ from autotune.catalog import load_model
 from autotune.catalog.gpus import cluster_from_shorthand
 from autotune.errors import InputError
 from autotune.imports import Format, Imported, Stated, read_log
+from autotune.imports.assembly import median_interval, settled
 from autotune.imports.logs import Step
-from autotune.imports.steps import median_interval, settled
 from autotune.specs import DType, FailureKind, Plan, Recompute, Schedule
 
 SIXTEEN, EIGHT = cluster_from_shorthand("h100-80gb-sxm:2x8"), cluster_from_shorthand("h100-80gb-sxm:1x8")

@@ -10,6 +10,11 @@ from store_records import CLUSTER, FINGERPRINT, MODEL, MOMENT, WORKLOAD, step_re
 
 from autotune.catalog import cluster_from_shorthand, model
 from autotune.cost.estimate import estimate
+from autotune.knowledge.answer import best_known, earlier_lessons
+from autotune.knowledge.nearness import changes, compared, nearest
+from autotune.knowledge.recording import remember
+from autotune.knowledge.settling import settlement
+from autotune.knowledge.transfer import carry, moved_profile, taught
 from autotune.search.space import Runtime
 from autotune.specs import (
     ClusterSpec,
@@ -25,13 +30,6 @@ from autotune.specs import (
     TrialState,
     Workload,
 )
-from autotune.tuning.knowledge.answer import best_known, earlier_lessons
-from autotune.tuning.knowledge.comparing import compared
-from autotune.tuning.knowledge.currency import changes
-from autotune.tuning.knowledge.nearness import nearest
-from autotune.tuning.knowledge.recording import remember
-from autotune.tuning.knowledge.settling import settlement
-from autotune.tuning.knowledge.transfer import carry, moved_profile, taught
 from storage import SqlStore, open_store
 
 FAST, SLOW = Plan(tp=2, dp=4), Plan(tp=2, pp=2, dp=2)

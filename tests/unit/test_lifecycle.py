@@ -1,7 +1,7 @@
 """The pure choice of the next step, state by state."""
 
-from autotune.search.standing import Standing
-from autotune.search.stopping import Verdict
+from autotune.search.acquisition import Verdict
+from autotune.search.ranking import Standing
 from autotune.specs import Budget, CollectiveOp, CollectiveRequest, Plan, TuningState
 from autotune.tuning.lifecycle import Facts, StepKind, next_step, search_budget
 

@@ -11,8 +11,7 @@ from autotune.cost.estimate import EstimateTable, estimate, estimate_table
 from autotune.cost.framework import MEGATRON_DEEPSPEED, TORCH, Framework
 from autotune.cost.network import Network
 from autotune.cost.table import PlanTable
-from autotune.search.core import Search
-from autotune.search.measurement import Measurement
+from autotune.search.core import Measurement, Search
 from autotune.search.physics import PARAMETERS, PRIOR_SD, UNCHECKED_SD, prior_covariance
 from autotune.specs import CollectiveOp, LinkFit, Plan, Profile, Workload
 

@@ -7,6 +7,18 @@ from itertools import count
 
 import pytest
 
+from autotune.regression.conclusion import Background, conclude
+from autotune.regression.protocol import (
+    MOST_FAILURES,
+    controls,
+    is_interrupted,
+    measured,
+    next_request,
+    order_of,
+    step_of,
+)
+from autotune.regression.selection import retune_budget
+from autotune.regression.verdict import BASELINE_WINDOWS, REPEATS
 from autotune.specs import (
     BestEntry,
     ClusterSpec,
@@ -33,18 +45,6 @@ from autotune.specs.regression import (
     VerdictKind,
     series_of,
 )
-from autotune.tuning.regression.conclusion import Background, conclude
-from autotune.tuning.regression.protocol import (
-    MOST_FAILURES,
-    controls,
-    is_interrupted,
-    measured,
-    next_request,
-    order_of,
-    step_of,
-)
-from autotune.tuning.regression.retuning import retune_budget
-from autotune.tuning.regression.verdict import BASELINE_WINDOWS, REPEATS
 from benchmarks.regression_machine import Machine, Noises
 
 MODEL = ModelSpec(

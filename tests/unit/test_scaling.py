@@ -8,9 +8,9 @@ import pytest
 
 from autotune.catalog import cluster_from_shorthand
 from autotune.catalog import model as preset
-from autotune.search.rank import rank
-from autotune.search.scaling import LEAST_MARGINAL, ScalingCurve, scaling_curve
-from autotune.search.whatif import Setting
+from autotune.explain.scaling import LEAST_MARGINAL, ScalingCurve, scaling_curve
+from autotune.explain.whatif import Setting
+from autotune.search.offline import rank
 from autotune.specs import Space, Workload
 
 SETTING = Setting(

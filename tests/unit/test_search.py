@@ -14,11 +14,10 @@ from autotune.catalog import model as preset
 from autotune.cost.estimate import estimate
 from autotune.errors import InputError
 from autotune.search.acquisition import choose
-from autotune.search.alternatives import alternative
-from autotune.search.belief import Belief
 from autotune.search.core import Search
-from autotune.search.learning import Learning
-from autotune.search.sampler import distributions
+from autotune.search.posterior import Belief
+from autotune.search.residual import Learning
+from autotune.search.sampler import alternative, distributions
 from autotune.search.study import PlanStudy
 from autotune.specs import Budget, Failure, FailureKind, Plan, SamplerName, StepReading, Trial, TrialState, Workload
 

@@ -11,8 +11,8 @@ import pytest
 from api_server import TINY, Api, StartApi, assert_problem
 from sqlalchemy import create_engine, text
 
-from autotune.api.edge import MOST_BODY_BYTES
-from autotune.api.work import MOST_WAITING, one_at_a_time
+from autotune.api.server import MOST_BODY_BYTES
+from autotune.api.sharing import MOST_WAITING, one_at_a_time
 from autotune.specs import Role
 
 JSON = {"content-type": "application/json"}
