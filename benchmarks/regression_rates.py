@@ -205,8 +205,8 @@ def row(name: str, tails: str, simulation: Simulation, *, visits: int, loss: flo
     share = [f"{kinds[kind] / CHECKS:.2%}" for kind in VerdictKind if kind is not VerdictKind.BASELINE]
     unchanged, better, worse, cannot = share
     windows = np.mean([count for _, count in found])
-    cells = [name, tails, str(visits), f"{loss:.0%}", unchanged, worse, better, cannot]
-    return "| " + " | ".join([*cells, f"{windows:.2f}", str(max(blocks))]) + " |"
+    csv_row = [name, tails, str(visits), f"{loss:.0%}", unchanged, worse, better, cannot]
+    return "| " + " | ".join([*csv_row, f"{windows:.2f}", str(max(blocks))]) + " |"
 
 
 if __name__ == "__main__":

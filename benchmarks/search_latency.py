@@ -1,7 +1,7 @@
 """How long the search takes to choose a trial and to learn from one, over many candidates. Prints JSON.
 
 GPT-3 175B on 1,024 A100-80GB, every plan that some runtime could run, cut to the candidates that a search keeps. Ten
-trials are told, 0.70 to 0.78 times as fast as believed. `ask_s` chooses one trial: belief and acquisition over all
+trials are told, 0.70 to 0.78 times as fast as believed. `ask_s` chooses one trial: posterior and acquisition over all
 candidates; `refit_s` is what of it fits the step time's parameters and residual to the trials. Medians over passes, by
 wall time; run it with OMP_NUM_THREADS=1 for one core.
 """

@@ -18,7 +18,7 @@ from pathlib import Path
 import numpy as np
 
 from autotune.backtest.groups import Group, group_runs
-from autotune.backtest.replay import lessons_of
+from autotune.backtest.replay import transfers_of
 from autotune.backtest.runs import read_runs
 from autotune.catalog.published import published_cluster
 from autotune.cost.calibrate import fit_profile
@@ -49,7 +49,7 @@ def judged(known: Group, asked: Group) -> Judged | None:
             asked.model,
             asked.cluster,
             asked.workload,
-            lessons_of(known),
+            transfers_of(known),
             moved,
             measured_network=False,
             plans=asked.plans,

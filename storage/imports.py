@@ -95,7 +95,6 @@ class ImportedReadingRow(Base):
 # What was measured elsewhere, kept by source: it comes back only when it is asked for by that name.
 
 BATCH_COLUMNS = tuple(ImportBatch.model_fields)
-
 PEAKS = ("steps", "peak_reserved_bytes", "peak_allocated_bytes")
 
 

@@ -119,11 +119,8 @@ PLAIN = (
     "id", "parameters", "tokens_per_s_per_gpu", "repeats", "peak_bytes", "memory_source", "reason", "source",
     "tuning_id", "fingerprint_key", "environment_key", "measured_at", "superseded_at",
 )  # fmt: skip
-
 QUESTION = ("model_key", "cluster_key", "workload_key", "environment_key", "source")
-
 EVIDENCE = ("plan_key", "tokens_per_s_per_gpu", "repeats", "tuning_id", "fingerprint_key")
-
 """What makes two entries of one question equal."""
 
 
@@ -283,7 +280,6 @@ def _exact() -> Select[BestRow, str, str, str]:
 
 # To build one takes longer than to ask it.
 _WHOLE, _NEAR, _NEWEST = _whole(), _near(), _newest()
-
 _EXACT, _ONE = _exact(), _WHOLE.where(_as_asked(BestRow.id))
 
 

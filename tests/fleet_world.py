@@ -165,7 +165,7 @@ class World:
             case "run":
                 self.play(str(ids[0]), str(ids[1]), int(ids[2]))
             case "canary":
-                self.store.beat_node(str(ids[0]), str(ids[1]))
+                self.store.renew_node(str(ids[0]), str(ids[1]))
             case _:
                 pass  # of the nightly regression, which a fleet without checks has not
 

@@ -23,12 +23,10 @@ if TYPE_CHECKING:
 # recorded there too: the database still says what is due, and a sweep sends it again.
 
 log = logging.getLogger("autotune.tasks")
-
 Action = Callable[..., None]
 
 # Celery kills the process of a task that takes longer: the last resort against one that hangs.
 _LIMIT_S = 600.0
-
 _RUN_LIMIT_S = 0.9 * VISIBILITY_TIMEOUT_S
 
 
@@ -100,7 +98,7 @@ class Ranks(Protocol):
         """Ends the ranks."""
 
 
-class TunerHands:
+class TunerHandlers:
     """What the tasks of a tuner do. Lives in each child process that runs them.
 
     Args:
@@ -121,7 +119,7 @@ class TunerHands:
         self._swept_at_s: float | None = None
 
     def canary(self, _: str) -> None:
-        """Nothing but the pulse of having been consumed."""
+        """Nothing but the heartbeat of having been consumed."""
 
     def advance(self, *tuning_ids: str) -> None:
         """Takes the next steps of a tuning. Several go a message each, so that all tuners share them."""

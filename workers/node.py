@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
     from autotune.ports.fleet import FleetStore
     from workers.handlers import Fleet, Ranks
-    from workers.watchdog import Pulse
+    from workers.watchdog import Heartbeat
 
 
 # ----------------------------------------------------------------------------------------------------
@@ -27,9 +27,7 @@ if TYPE_CHECKING:
 # goes on under the last order, and the lease is renewed when the database answers again, if nobody has taken it.
 
 log = logging.getLogger("autotune.node")
-
 _EVERY_S = 1.0
-
 _STOPPED = MemberOrder(go_on=False, failure=FailureKind.LOST, reason="the node's worker was shut down")
 
 
@@ -41,11 +39,11 @@ class Renewal:
         job: under this grant.
         node: the member's node.
         session: the worker's.
-        pulse: beaten each time that the order is asked for; says when the worker shuts down.
+        heartbeat: beaten each time that the order is asked for; says when the worker shuts down.
     """
 
-    def __init__(self, store: FleetStore, job: Job, *, node: str, session: str, pulse: Pulse) -> None:
-        self._store, self._job, self._node, self._session, self._pulse = store, job, node, session, pulse
+    def __init__(self, store: FleetStore, job: Job, *, node: str, session: str, heartbeat: Heartbeat) -> None:
+        self._store, self._job, self._node, self._session, self._heartbeat = store, job, node, session, heartbeat
         self._order = MemberOrder(go_on=True, endpoint=job.endpoint)
         self._progress: ProbeProgress | None = None
         self._endpoint: str | None = None
@@ -55,10 +53,10 @@ class Renewal:
 
     def order(self, progress: ProbeProgress | None = None) -> MemberOrder:
         """Takes the progress to tell, and returns the newest order. Never blocks."""
-        self._pulse.beat()
+        self._heartbeat.renew()
         if progress is not None:
             self._progress = progress
-        return _STOPPED if self._pulse.stopping else self._order
+        return _STOPPED if self._heartbeat.stopping else self._order
 
     def publish(self, endpoint: str) -> None:
         """Takes the host:port to tell the other members; told as soon as the database takes it. Never blocks."""
@@ -115,7 +113,6 @@ class Renewal:
 # While this node cannot reach the database nobody may know whether its lease was swept, so it keeps its report for as
 # long as its message is its own (autotune.queue.app: between the longest deadline and the visibility timeout).
 _REPORT_S = 1800.0
-
 _RETRY_S, _LONGEST_RETRY_S = 0.5, 5.0
 
 # A node runs one task at a time, so a member of its own session that runs while a delivery of it comes again was left
@@ -123,7 +120,7 @@ _RETRY_S, _LONGEST_RETRY_S = 0.5, 5.0
 _ABANDONED = MemberReport(failure=FailureKind.LOST, message="the process that ran the node's ranks died")
 
 
-class NodeHands:
+class NodeHandlers:
     """What the tasks of a node do. Lives in the child process that runs them, with the node's ranks.
 
     Args:
@@ -132,18 +129,20 @@ class NodeHands:
         store: where jobs and leases are.
         fleet: ends jobs and grants them.
         ranks: of this node.
-        pulse: beaten while a job goes on.
+        heartbeat: beaten while a job goes on.
     """
 
-    def __init__(self, *, name: str, session: str, store: FleetStore, fleet: Fleet, ranks: Ranks, pulse: Pulse) -> None:
+    def __init__(
+        self, *, name: str, session: str, store: FleetStore, fleet: Fleet, ranks: Ranks, heartbeat: Heartbeat
+    ) -> None:
         self._name, self._session = name, session
-        self._store, self._fleet, self._ranks, self._pulse = store, fleet, ranks, pulse
+        self._store, self._fleet, self._ranks, self._heartbeat = store, fleet, ranks, heartbeat
 
     def canary(self, session: str) -> None:
         """Proves that this worker consumes: renews the node's heartbeat, or learns that another worker is the node."""
-        if session == self._session and not self._store.beat_node(self._name, self._session):
+        if session == self._session and not self._store.renew_node(self._name, self._session):
             log.error("node %s belongs to another worker now: this one ends", self._name)
-            self._pulse.evict()
+            self._heartbeat.evict()
 
     def schedule(self, pool: str) -> None:
         """Grants what waits in a pool."""
@@ -162,7 +161,7 @@ class NodeHands:
         if reported is None:
             log.info("job %s: the report under token %d is not wanted", job_id, token)
             return
-        if self._pulse.stopping:
+        if self._heartbeat.stopping:
             self._sign_off()  # before somebody grants it the next attempt
         if reported.state is JobState.REPORTED:
             self._fleet.finish(reported)
@@ -182,7 +181,7 @@ class NodeHands:
             log.info("node %s: signed off", self._name)
 
     def _measure(self, job: Job) -> MemberReport:
-        renewal = Renewal(self._store, job, node=self._name, session=self._session, pulse=self._pulse)
+        renewal = Renewal(self._store, job, node=self._name, session=self._session, heartbeat=self._heartbeat)
         with renewal:
             report = self._ranks.run(
                 share_of(job, self._name),
@@ -199,11 +198,11 @@ class NodeHands:
         """Stores the report, trying again while the database is away. None if it is not wanted any more."""
         give_up_at, wait_s = time.monotonic() + _REPORT_S, _RETRY_S
         while True:
-            self._pulse.beat()
+            self._heartbeat.renew()
             try:
                 return self._store.report_member(job_id, token, self._name, self._session, report)
             except StoreError as error:
-                if self._pulse.stopping or time.monotonic() > give_up_at:
+                if self._heartbeat.stopping or time.monotonic() > give_up_at:
                     log.error("job %s: the report is lost (%s)", job_id, error)
                     return None
                 log.warning("job %s: not reported yet (%s)", job_id, error)

@@ -21,14 +21,14 @@ from celery.platforms import close_open_fds
 from autotune.errors import InputError
 
 # ----------------------------------------------------------------------------------------------------
-# Pulse: what the processes of one worker know of each other, in memory that they share across a fork.
+# Heartbeat: what the processes of one worker know of each other, in memory that they share across a fork.
 #
 # The child, which runs the tasks, beats; the main process watches (workers.watchdog) and asks the child to stop. Only a
 # task that was consumed, or a probe that is under way, beats: neither a process that is merely up nor a database that
 # is away can be mistaken for a consumer.
 
 
-class Pulse:
+class Heartbeat:
     """Make it before the fork. The clock is the machine's monotonic one, which all its processes share."""
 
     def __init__(self) -> None:
@@ -36,13 +36,13 @@ class Pulse:
         self._stopping = RawValue("b", 0)
         self._evicted = RawValue("b", 0)
 
-    def beat(self) -> None:
+    def renew(self) -> None:
         """A task was consumed, or a probe goes on."""
         self._beat_at_s.value = time.monotonic()
 
     @property
     def age_s(self) -> float:
-        """Seconds since the last beat."""
+        """Seconds since the last renewal."""
         return time.monotonic() - float(self._beat_at_s.value)
 
     def stop(self) -> None:
@@ -65,11 +65,11 @@ class Pulse:
 
 
 # ----------------------------------------------------------------------------------------------------
-# Watch: a worker that is up but does not consume is worth nothing, so its main process judges it and starts it anew.
+# Watchdog: a worker that is up but does not consume is worth nothing, so its main process judges it and starts it anew.
 #
 # A consumer can stop in silence after Redis dropped its connection (autotune.queue.consumer knows one way), and a child
 # can hang. Neither shows from outside the queue, so the worker sends canaries to its own queue and waits for their
-# pulse. Where the broker took a canary and none came back for long, the main process kills its children (the kernel
+# heartbeat. Where the broker took a canary and none came back for long, the main process kills its children (the kernel
 # then kills their ranks) and executes itself again: the same process id, so that whatever supervises it, or nothing at
 # all, sees no change; a new session, so that what the old one held is given to others. Where another worker has
 # meanwhile taken its name, which gets its canaries too, it ends instead: two workers must not evict each other for
@@ -78,33 +78,35 @@ class Pulse:
 # Sending takes locks of the broker's client, which the main thread uses too. A second thread, which takes none, looks
 # whether the first one still does.
 
-log = logging.getLogger("autotune.watch")
-
-_QUIET_S = 5.0  # without a beat for this long, a canary is sent; it also keeps the node's heartbeat young
-
+log = logging.getLogger("autotune.watchdog")
+_QUIET_S = 5.0  # without a renewal for this long, a canary is sent; it also keeps the node's heartbeat young
 _LOOK_EVERY_S = 2.0
-
 _DEATH_S = 10.0
 
-# The watch may wait some seconds for a broker or a database that is away. So many looks without a step of it are not
+# The watchdog may wait some seconds for a broker or a database that is away. So many looks without a step of it are not
 # that; they are counted, rather than the time, because a whole worker may be frozen for a while and go on.
 _STUCK_LOOKS, _STUCK_LOOK_S = 12, 5.0
 
 
-class Watch:
+class Watchdog:
     """Judges this worker from a thread of its main process.
 
     Args:
-        pulse: beaten by the tasks.
+        heartbeat: beaten by the tasks.
         send_canary: to the worker's own queue; False if the broker did not take it.
         keeps_name: whether no other worker has registered under this one's name; asked before it starts itself again.
         patience_s: how long canaries that the broker took may be on their way.
     """
 
     def __init__(
-        self, pulse: Pulse, send_canary: Callable[[], bool], keeps_name: Callable[[], bool], *, patience_s: float
+        self,
+        heartbeat: Heartbeat,
+        send_canary: Callable[[], bool],
+        keeps_name: Callable[[], bool],
+        *,
+        patience_s: float,
     ) -> None:
-        self._pulse, self._send_canary, self._keeps_name = pulse, send_canary, keeps_name
+        self._heartbeat, self._send_canary, self._keeps_name = heartbeat, send_canary, keeps_name
         self._patience_s = patience_s
         self._waiting_since: float | None = None
         self._steps = 0
@@ -115,10 +117,10 @@ class Watch:
             threading.Thread(target=act, name=act.__name__, daemon=True).start()
 
     def _watch(self) -> None:
-        while not self._pulse.stopping:
+        while not self._heartbeat.stopping:
             if self.waited_s() > self._patience_s:
                 self._begin_anew()
-            if self._pulse.evicted:
+            if self._heartbeat.evicted:
                 os.kill(os.getpid(), signal.SIGTERM)
                 return
             self._steps += 1
@@ -135,17 +137,17 @@ class Watch:
 
     def _watch_the_watch(self) -> None:
         steps, looks = -1, 0
-        while not (self._pulse.stopping or self._pulse.evicted):
+        while not (self._heartbeat.stopping or self._heartbeat.evicted):
             steps, looks = self._steps, looks + 1 if steps == self._steps else 0
             if looks > _STUCK_LOOKS:
                 faulthandler.dump_traceback(sys.stderr)
-                log.error("the watch is stuck, all threads are above: this worker starts itself again")
+                log.error("the watchdog is stuck, all threads are above: this worker starts itself again")
                 execute_again()
             time.sleep(_STUCK_LOOK_S)
 
     def waited_s(self) -> float:
-        """Sends a canary where the pulse is old; returns how long the broker has had some and none came back."""
-        if self._pulse.age_s < _QUIET_S or not self._send_canary():
+        """Sends a canary where the heartbeat is old; returns how long the broker has had some and none came back."""
+        if self._heartbeat.age_s < _QUIET_S or not self._send_canary():
             self._waiting_since = None  # it lives, or the broker is away and nothing can come back
             return 0.0
         now = time.monotonic()

@@ -31,7 +31,7 @@ LOCAL = "local"
 TRUST_S = 2.0
 """How long a key that was good is taken without asking the database: so long may a revoked one still work."""
 
-MOST_TRUSTED = 1000
+MAX_TRUSTED = 1000
 CHALLENGE = {"WWW-Authenticate": 'Bearer realm="autotune"'}
 FORWARDING = ("forwarded", "x-forwarded-for", "x-real-ip", "via")
 
@@ -56,7 +56,7 @@ class Gate:
     def __init__(self, store: FleetStore, *, open_locally: bool, rate: str) -> None:
         self._store, self._open_locally = store, open_locally
         self._rate, self._limiter = read_rate(rate), FixedWindowRateLimiter(MemoryStorage())
-        self._keys = Shared(MOST_TRUSTED, TRUST_S / 2)  # up to twice as old while it is asked for again
+        self._keys = Shared(MAX_TRUSTED, TRUST_S / 2)  # up to twice as old while it is asked for again
         self._lookups = Combiner(self._look_up)
         self._keyless_until = 0.0
 

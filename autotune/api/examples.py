@@ -9,12 +9,10 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 _URN = "urn:autotune:problem:"
-
 MODEL: dict[str, Any] = {
     "name": "mine-7b", "layers": 32, "hidden": 4096, "heads": 32, "kv_heads": 8, "ffn": 14336, "gated": True,
     "vocab": 32000, "tied": False, "norm": "rmsnorm",
 }  # fmt: skip
-
 DEVICE = {
     "name": "a100-80gb-sxm",
     "kind": "cuda",
@@ -22,7 +20,6 @@ DEVICE = {
     "memory_bytes_per_s": 2.039e12,
     "peak_flops_per_s": {"bf16": 3.12e14, "fp32": 1.56e14},
 }
-
 CLUSTER: dict[str, Any] = {
     "name": "blue",
     "nodes": 2,
@@ -32,7 +29,6 @@ CLUSTER: dict[str, Any] = {
     "inter": {"name": "hdr", "bytes_per_s": 2.5e10},
     "nics_per_node": 8,
 }
-
 TUNING_REQUESTS: dict[str, Any] = {
     "by name": {"value": {"model": "llama3-8b", "cluster": "blue"}},
     "everything": {
@@ -46,13 +42,9 @@ TUNING_REQUESTS: dict[str, Any] = {
         }
     },
 }
-
 MODELS: dict[str, Any] = {"a model": {"value": MODEL}}
-
 CLUSTERS: dict[str, Any] = {"a cluster": {"value": CLUSTER}}
-
 QUARANTINES: dict[str, Any] = {"a reason": {"value": {"reason": "its fan is broken"}}}
-
 KEYS: dict[str, Any] = {"a key": {"value": {"name": "ci", "role": "submit", "expires_days": 90}}}
 
 
@@ -86,22 +78,15 @@ PROBLEMS: dict[int, dict[str, Any]] = {
 # Examples of good answers, by their shapes, for the OpenAPI document. Tests hold each against its schema.
 
 _TIME = "2026-05-04T03:02:01.123456+00:00"
-
 _LATER = "2026-05-04T03:09:41.500000+00:00"
-
 _ID, _FINGERPRINT, _ENVIRONMENT = "3f2a9c41d07b", "7d1b0e55c2a94f38", "b40c6d9e12f7a853"
-
 _PLAN: dict[str, Any] = {
     "tp": 2, "pp": 1, "dp": 8, "cp": 1, "ep": 1, "vpp": 1, "micro_batch": 1, "zero_stage": 1, "recompute": "none",
     "sequence_parallel": True, "schedule": "1f1b",
 }  # fmt: skip
-
 _OTHER_PLAN = _PLAN | {"tp": 4, "dp": 4}
-
 _WORKLOAD = {"seq_len": 4096, "global_batch": 128, "dtype": "bf16", "grad_dtype": "fp32", "optimizer": "adamw"}
-
 _SPEED: dict[str, Any] = {"tokens_per_s_per_gpu": 3310.5, "interval": [3291.0, 3330.0], "repeats": 3}
-
 _ESTIMATE: dict[str, Any] = {
     "seconds": {
         "compute": 7.9, "tp": 1.2, "ep": 0.0, "cp": 0.0, "pp_p2p": 0.0, "bubble": 0.0, "dp_exposed": 0.3,
@@ -115,38 +100,32 @@ _ESTIMATE: dict[str, Any] = {
     "fits": True, "basis": "profile", "framework": "torch", "step_time_interval_s": [8.7, 10.3],
     "reserved_bytes": 5.152e10, "allocated_bytes": 4.95e10, "p_fits": 0.99,
 }  # fmt: skip
-
 _TRIAL: dict[str, Any] = {
     "number": 0, "plan": _PLAN, "state": "complete", "failure": None, "tokens_per_s_per_gpu": 3310.5,
     "interval": [3291.0, 3330.0], "step_time_s": 9.9, "t_calc_s": 8.1, "t_comm_s": 2.3, "t_comm_exposed_s": 1.8,
     "mu": 0.284, "peak_allocated_bytes": 49392123904, "peak_reserved_bytes": 51539607552, "estimate": _ESTIMATE,
     "gpu_s": 1584.0, "setup_s": 4.5, "fingerprint": _FINGERPRINT,
 }  # fmt: skip
-
 _TUNING: dict[str, Any] = {
     "id": _ID, "model": MODEL, "cluster": CLUSTER, "workload": _WORKLOAD, "space": {"tp": [1, 2, 4, 8]},
     "budget": {"gpu_s": 7200.0, "max_trials": 40}, "seed": 0, "cold": False, "sampler": "plan", "pool": "blue",
     "principal": "ci", "state": "searching", "owner": "", "gpu_s_spent": 3168.0, "created_at": _TIME,
     "updated_at": _LATER,
 }  # fmt: skip
-
 _SUBMITTED: dict[str, Any] = {
     "tuning": _ID, "created": True, "state": "queued", "message": "",
     "request": _TUNING | {"state": "queued", "gpu_s_spent": 0.0, "updated_at": _TIME},
 }  # fmt: skip
-
 _ROW: dict[str, Any] = {
     "tuning": _ID, "created_at": _TIME, "model": "mine-7b", "cluster": "blue", "state": "searching", "message": "",
     "trials": 7, "gpu_s_spent": 3168.0, "plan": _PLAN, "tokens_per_s_per_gpu": 3310.5, "pool": "blue",
     "principal": "ci",
 }  # fmt: skip
-
 _BEST: dict[str, Any] = {
     "plan": _PLAN, **_SPEED, "t_comm_s": 2.3, "t_comm_exposed_s": 1.8, "t_calc_s": 8.1, "mu": 0.284, "mfu": 0.44,
     "step_time_s": 9.9, "peak_memory_bytes": 51539607552.0, "memory_source": "torch.cuda", "too_close_to_call": [],
     "preferred_because": None, "why": ["tp 4 instead of 2: 6 % slower, most of it tensor parallelism (measured)"],
 }  # fmt: skip
-
 _EXPLANATION: dict[str, Any] = {
     "limits": [
         {"kind": "communication", "share": 0.18, "source": "measured", "text": "18 % of the step is communication"}
@@ -165,7 +144,6 @@ _EXPLANATION: dict[str, Any] = {
         }
     ],
 }  # fmt: skip
-
 _FOUND: dict[str, Any] = {
     "tuning": _ID, "state": "done", "model": "mine-7b", "cluster": "blue", "workload": _WORKLOAD, "best": _BEST,
     "measured_at": _LATER, "fingerprint_key": _FINGERPRINT,
@@ -181,7 +159,6 @@ _FOUND: dict[str, Any] = {
         "config": "", "config_name": "", "notes": ["give your data and tokenizer"],
     },
 }  # fmt: skip
-
 _ENTRY: dict[str, Any] = {
     "id": 31, "model": "mine-7b", "parameters": 7.24e9, "cluster": "blue", "devices": 16, "workload": _WORKLOAD,
     "plan": _PLAN, **_SPEED, "peak_bytes": 51539607552, "memory_source": "torch.cuda", "memory_margin": 0.4,
@@ -192,7 +169,6 @@ _ENTRY: dict[str, Any] = {
     "too_close": False, "reason": "", "source": "measured", "tuning_id": _ID, "fingerprint_key": _FINGERPRINT,
     "environment_key": _ENVIRONMENT, "measured_at": _LATER, "superseded_at": None,
 }  # fmt: skip
-
 _NEAR: dict[str, Any] = {
     "id": 31, "model_name": "mine-7b", "model_key": "0f6e8c11d2b7a945", "parameters": 7.24e9,
     "cluster_key": "c3a97d0b5e812f64", "device_name": "a100-80gb-sxm", "gpus_per_node": 8, "devices": 16,
@@ -200,7 +176,6 @@ _NEAR: dict[str, Any] = {
     "environment_key": _ENVIRONMENT, "source": "measured", "tokens_per_s_per_gpu": 3310.5, "measured_at": _LATER,
     "distance": 0.69, "differs": ["128 sequences a step instead of 256"],
 }  # fmt: skip
-
 _NODE: dict[str, Any] = {
     "name": "blue-07", "pool": "blue", "address": "10.0.0.7", "topology": "rack1/switch2", "device": DEVICE,
     "slots": 8, "nics": 8, "cores": 128, "memory_bytes": 1099511627776, "fingerprint_key": _FINGERPRINT,
@@ -208,7 +183,6 @@ _NODE: dict[str, Any] = {
     "world_id": "", "registered_at": _TIME, "heartbeat_at": _LATER, "obstacle": "", "job": "a81f03c4d9e2",
     "heartbeat_age_s": 1.2,
 }  # fmt: skip
-
 _JOB: dict[str, Any] = {
     "id": "a81f03c4d9e2", "purpose": "profile", "pool": "blue", "cluster": CLUSTER,
     "request": {"kind": "collective", "op": "all_reduce", "group_size": 16, "sizes_bytes": [1048576, 268435456]},
@@ -219,7 +193,6 @@ _JOB: dict[str, Any] = {
     ],
     "created_at": _TIME, "granted_at": _LATER,
 }  # fmt: skip
-
 _MEASUREMENT: dict[str, Any] = {
     "id": 2041, "probe_run_id": "c7d2a9b0e415", "cluster_key": "c3a97d0b5e812f64", "fingerprint_key": _FINGERPRINT,
     "op": "all_reduce", "group_size": 16, "stride": 1, "size_bytes": 268435456, "iterations": 7, "time_s": 0.0031,
@@ -228,11 +201,9 @@ _MEASUREMENT: dict[str, Any] = {
     "runtime": "13.0", "collective_library": "nccl 2.28.9", "torch": "2.11.0", "tuning_id": _ID,
     "measured_at": _LATER, "log_path": "/var/log/autotune/c7d2a9b0e415",
 }  # fmt: skip
-
 _KEY: dict[str, Any] = {
     "id": "9b1f0c5e77aa", "name": "ci", "role": "submit", "created_at": _TIME, "expires_at": None, "revoked_at": None,
 }  # fmt: skip
-
 ANSWERS: dict[str, Any] = {
     "TuningPage": {"tunings": [_ROW], "next": f"/tunings?limit=1&after={_ID}"},
     "Submitted": _SUBMITTED,
@@ -285,7 +256,6 @@ ANSWERS: dict[str, Any] = {
     "ApiKey": _KEY | {"revoked_at": _LATER},
     "Health": {"status": "ok", "database": "ok", "broker": "ok"},
 }  # fmt: skip
-
 EVENT = {
     "id": "7",
     "event": "state",
@@ -312,7 +282,6 @@ def _links(parameter: str, place: str, *operations: str) -> Links:
 
 
 _OF_A_TUNING: Sequence[str] = ("list_trials", "stream_events", "cancel_tuning")
-
 LINKS: Mapping[str, Links] = {
     "POST /tunings": _links("tuning_id", "/tuning", "show_tuning", *_OF_A_TUNING),
     "GET /tunings": _links("tuning_id", "/tunings/0/tuning", "show_tuning", *_OF_A_TUNING),
@@ -327,5 +296,4 @@ LINKS: Mapping[str, Links] = {
     "POST /keys": _links("key_id", "/key/id", "revoke_key"),
     "GET /keys": _links("key_id", "/keys/0/id", "revoke_key"),
 }
-
 """Links of the good answers of each route, by the name of the operation that they lead to."""

@@ -15,7 +15,7 @@ from autotune.catalog import models as presets
 from autotune.catalog.gpus import cluster_from_shorthand, is_shorthand
 from autotune.catalog.workloads import workload
 from autotune.errors import InputError, UnknownNameError
-from autotune.fleet.keys import MOST_DAYS
+from autotune.fleet.keys import MAX_DAYS
 from autotune.ports.fleet import FleetStore
 from autotune.specs import (
     Budget,
@@ -33,20 +33,15 @@ from autotune.specs.base import Name, mismatch
 from autotune.specs.model import Count
 
 DEFAULT_MAX_TRIALS = 24
-
-MOST_CHOICES = 1000
-
+MAX_CHOICES = 1000
 _TEXT = r"^[^\x00-\x1f\x7f]+$"
-
 _SEEN = r"^[^\x00-\x1f\x7f]*[^\s\x00-\x1f\x7f][^\x00-\x1f\x7f]*$"
-
 """Text that is not only spaces."""
 
 ModelName = Annotated[
     str,
     Query(min_length=1, max_length=200, pattern=_TEXT, description="A preset or stored model.", examples=["llama3-8b"]),
 ]
-
 ClusterName = Annotated[
     str,
     Query(
@@ -57,17 +52,11 @@ ClusterName = Annotated[
         examples=["a100-80gb-sxm:2x8"],
     ),
 ]
-
 Nodes = Annotated[int | None, Query(ge=1, le=2**31 - 1, description="So many nodes of the cluster. Default: all.")]
-
 SeqLen = Annotated[int | None, Query(ge=1, le=2**31 - 1, description="Tokens of a sequence.")]
-
 GlobalBatch = Annotated[int | None, Query(ge=1, le=2**31 - 1, description="Sequences a step.")]
-
 DTypeName = Annotated[DType | None, Query(description="Compute dtype.")]
-
 PathName = Annotated[str, Path(min_length=1, max_length=200, pattern=_TEXT, description="A name.")]
-
 PathId = Annotated[str, Path(min_length=4, max_length=64, pattern=r"^[A-Za-z0-9_-]+$", description="An id.")]
 
 
@@ -109,8 +98,8 @@ class TuningRequest(Spec):
     @model_validator(mode="after")
     def _check(self) -> Self:
         for name in Space.model_fields:
-            if len(getattr(self.space, name) or ()) > MOST_CHOICES:
-                raise mismatch(f"space.{name}", None, f"at most {MOST_CHOICES} values")
+            if len(getattr(self.space, name) or ()) > MAX_CHOICES:
+                raise mismatch(f"space.{name}", None, f"at most {MAX_CHOICES} values")
         return self
 
 
@@ -125,7 +114,7 @@ class KeyRequest(Spec):
 
     name: Annotated[str, Field(min_length=1, max_length=200, pattern=_SEEN)]
     role: Role
-    expires_days: Annotated[int, Field(ge=1, le=MOST_DAYS)] | None = None
+    expires_days: Annotated[int, Field(ge=1, le=MAX_DAYS)] | None = None
 
 
 def _through_json(spec: type[S]) -> Callable[[Any], S]:
@@ -152,13 +141,9 @@ def _as_integers(data: Any) -> Any:
 
 
 TuningBody = Annotated[TuningRequest, BeforeValidator(_through_json(TuningRequest))]
-
 ModelBody = Annotated[ModelSpec, BeforeValidator(_through_json(ModelSpec))]
-
 ClusterBody = Annotated[ClusterSpec, BeforeValidator(_through_json(ClusterSpec))]
-
 QuarantineBody = Annotated[QuarantineRequest, BeforeValidator(_through_json(QuarantineRequest))]
-
 KeyBody = Annotated[KeyRequest, BeforeValidator(_through_json(KeyRequest))]
 
 
@@ -216,11 +201,8 @@ def _stored(find: Callable[[str], ModelSpec], name: str, what: str, also: list[s
 # Pages of a list: at most `limit` items after a cursor, and where the next page is.
 
 T = TypeVar("T")
-
-DEFAULT_LIMIT, MOST_LIMIT = 50, 200
-
-Limit = Annotated[int, Query(ge=1, le=MOST_LIMIT, description="Items of a page at most.")]
-
+DEFAULT_LIMIT, MAX_LIMIT = 50, 200
+Limit = Annotated[int, Query(ge=1, le=MAX_LIMIT, description="Items of a page at most.")]
 After = Annotated[
     str | None,
     Query(
@@ -230,7 +212,6 @@ After = Annotated[
         description="The page after this item: take it from `next` of the page before.",
     ),
 ]
-
 AfterNumber = Annotated[int | None, Query(ge=0, le=2**53, description="The page after the item with this number.")]
 
 

@@ -19,17 +19,14 @@ from autotune.ports.fleet import FleetStore
 from autotune.specs import Role
 
 DRAIN_S = 5
-
 """How long answers may go on after SIGTERM; streams of events end at once and are resumed elsewhere."""
 
 TURN_S = 0.0005
-
 """How long a thread waits until the one that has the interpreter must hand it over; Python's default is ten times that.
 The thread that stores requests needs it back after each of a few statements, while the event loop reads new requests:
 with the default it waited longer for its turn than it worked."""
 
 COLLECT_AFTER = 10_000
-
 """Objects made before the youngest are looked through; 700 by default, which is reached by every few requests."""
 
 
@@ -60,8 +57,7 @@ def _spare_what_stays() -> None:
 # ----------------------------------------------------------------------------------------------------
 # The edge of the app, around everything else: size of bodies, headers of every answer, latency, the last catch.
 
-MOST_BODY_BYTES = 2**20
-
+MAX_BODY_BYTES = 2**20
 HEADERS = {
     "X-Content-Type-Options": "nosniff",
     "X-Frame-Options": "DENY",
@@ -69,8 +65,7 @@ HEADERS = {
     "Referrer-Policy": "no-referrer",
     "Cache-Control": "no-store",
 }
-
-TOO_LARGE = f"a body of at most {MOST_BODY_BYTES} bytes is taken"
+TOO_LARGE = f"a body of at most {MAX_BODY_BYTES} bytes is taken"
 
 
 class Edge:
@@ -106,7 +101,7 @@ class Edge:
 
     async def _guarded(self, scope: Scope, receive: Receive, send: Send) -> None:
         announced = dict(scope["headers"]).get(b"content-length", b"0")
-        if announced.isdigit() and int(announced) > MOST_BODY_BYTES:
+        if announced.isdigit() and int(announced) > MAX_BODY_BYTES:
             await _too_large()(scope, receive, send)
             return
         got = 0
@@ -115,7 +110,7 @@ class Edge:
             nonlocal got
             message = await receive()
             got += len(message.get("body", b""))
-            if got > MOST_BODY_BYTES:  # sent in pieces, without a length
+            if got > MAX_BODY_BYTES:  # sent in pieces, without a length
                 raise HTTPException(413, TOO_LARGE)
             return message
 

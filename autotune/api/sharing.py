@@ -24,11 +24,9 @@ from autotune.specs import ClusterSpec, ModelSpec, Workload
 # Combining: what requests ask for at the same time is done in one go, by one thread.
 
 MOST = 64
-
 """Done in one go at most."""
 
 Asked = TypeVar("Asked")
-
 Answer = TypeVar("Answer")
 
 
@@ -230,11 +228,10 @@ def told(answer: Any) -> Any:
 # ----------------------------------------------------------------------------------------------------
 # Bounds of what requests may make us compute: how large a ranking, and how many at a time.
 
-MOST_WAITING = 8
-
+MAX_WAITING = 8
 """Half of the handlers' threads: the others answer what is quick, however many rankings are asked for."""
 
-_turn, _places = Lock(), BoundedSemaphore(MOST_WAITING)
+_turn, _places = Lock(), BoundedSemaphore(MAX_WAITING)
 
 
 @contextmanager
@@ -245,7 +242,7 @@ def one_at_a_time() -> Iterator[None]:
         HTTPException: 503, so many wait already that quick requests would find no thread.
     """
     if not _places.acquire(blocking=False):
-        raise HTTPException(503, f"{MOST_WAITING} requests wait already for plans to be weighed", {"Retry-After": "5"})
+        raise HTTPException(503, f"{MAX_WAITING} requests wait already for plans to be weighed", {"Retry-After": "5"})
     try:
         with _turn:
             yield

@@ -43,7 +43,7 @@ LOCATION = {"Location": "The tuning's path."}
 JUDGED = {"model", "cluster", "nodes", "workload", "space"}
 """Of a request: what decides whether it can lead to a plan."""
 
-MOST_SHARED_BYTES = 2**13
+MAX_SHARED_BYTES = 2**13
 
 IdempotencyKey = Annotated[
     str | None,
@@ -193,7 +193,7 @@ async def _meant(parts: Parts, body: TuningRequest, model: ModelSpec) -> tuple[C
         parts.service.check(model, cluster, workload, body.space)
         return cluster, workload
 
-    if len(judged) > MOST_SHARED_BYTES:  # thousands of these would fill the memory
+    if len(judged) > MAX_SHARED_BYTES:  # thousands of these would fill the memory
         return await run_in_threadpool(judge)
     found: tuple[ClusterSpec, Workload] = await parts.shared.get(("asked", judged), lambda: run_in_threadpool(judge))
     return found

@@ -1,4 +1,4 @@
-"""A row of a runs file: its cells with their line and column, so that every complaint names both."""
+"""A row of a runs file: its csv_row with their line and column, so that every complaint names both."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ REQUIRED = (
     "source", "group", "layers", "hidden", "heads", "ffn", "seq_len", "gpu", "gpus_per_node", "num_gpus",
     "tp", "pp", "dp", "micro_batch", "global_batch", "status",
 )  # fmt: skip
-"""Columns that a file must have. Their cells must not be empty either."""
+"""Columns that a file must have. Their csv_row must not be empty either."""
 
 EITHER = ("tokens_per_s_per_gpu", "iter_time_s")
 """A file must have one of these; each successful run must have a value in one."""
 
 
 @dataclass(frozen=True, slots=True)
-class Cells:
-    """The cells of one row.
+class CsvRow:
+    """The csv_row of one row.
 
     Args:
         where: the file and line, for complaints.
@@ -87,7 +87,7 @@ class Cells:
         return text in {"true", "1"}
 
 
-def read_cells(path: Path) -> Iterator[Cells]:
+def read_csv_rows(path: Path) -> Iterator[CsvRow]:
     """The rows of a CSV file.
 
     Raises:
@@ -102,7 +102,7 @@ def read_cells(path: Path) -> Iterator[Cells]:
         raise InputError(str(path), "text", f"a CSV file is needed ({error})") from None
 
 
-def _rows(path: Path, reader: csv.DictReader[str]) -> Iterator[Cells]:
+def _rows(path: Path, reader: csv.DictReader[str]) -> Iterator[CsvRow]:
     columns = reader.fieldnames or ()
     missing = [name for name in REQUIRED if name not in columns]
     if not set(EITHER) & set(columns):
@@ -112,6 +112,8 @@ def _rows(path: Path, reader: csv.DictReader[str]) -> Iterator[Cells]:
     empty = True
     for row in reader:
         empty = False
-        yield Cells(f"{path}, row {reader.line_num}", {key: (value or "").strip() for key, value in row.items() if key})
+        yield CsvRow(
+            f"{path}, row {reader.line_num}", {key: (value or "").strip() for key, value in row.items() if key}
+        )
     if empty:
         raise InputError(str(path), "no rows", "at least one run is needed")

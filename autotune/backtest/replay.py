@@ -13,21 +13,19 @@ from autotune.backtest.runs import RunStatus
 from autotune.cost.calibrate import fit_profile
 from autotune.cost.framework import framework_of
 from autotune.cost.table import PlanTable
-from autotune.search import transfer as lessons
+from autotune.search import transfer as transfers
 from autotune.search.core import Search
 from autotune.search.peaks import SAFE
-from autotune.search.posterior import Lesson
+from autotune.search.posterior import TransferObservation
 from autotune.search.residual import EVERYTHING, Learning
 from autotune.search.sampler import SamplerName, alternative
 from autotune.search.transfer import Shown
 from autotune.specs import ClusterSpec, Plan
 
 REACHED = 0.98
-
 """A replay ends when a plan this good was told: no metric looks further."""
 
 Ask = Callable[[], Plan | None]
-
 Tell = Callable[[int], None]
 
 
@@ -42,16 +40,18 @@ class Replayed:
 class Replay:
     """One group, ready to be searched again and again.
 
-    The search gets the group's plans, a profile of its collective readings, and lessons if there are any.
+    The search gets the group's plans, a profile of its collective readings, and transfers if there are any.
 
     Args:
         group: the runs.
-        lessons: what other groups taught.
+        transfers: what other groups taught.
         learning: the parts of our search that learn.
     """
 
-    def __init__(self, group: Group, lessons: Sequence[Lesson] = (), learning: Learning = EVERYTHING) -> None:
-        self.group, self._lessons, self._learning = group, lessons, learning
+    def __init__(
+        self, group: Group, transfers: Sequence[TransferObservation] = (), learning: Learning = EVERYTHING
+    ) -> None:
+        self.group, self._transfers, self._learning = group, transfers, learning
         self._table = PlanTable.of(group.plans)
         self._profile = fit_profile(group.cluster, "runs file", group.readings, [], []) if group.readings else None
         self._index = {plan: i for i, plan in enumerate(group.plans)}
@@ -85,17 +85,17 @@ class Replay:
 
         Args:
             told: indices of outcomes.
-            taught: whether the search has the lessons of other groups.
+            taught: whether the search has the transfers of other groups.
         """
         search = self.search(taught=taught)
         for i in told:
             search.tell(self.group.outcomes[i].plan, self.group.result(i))
-        belief = search.belief()
+        posterior = search.posterior()
         return Forecast(
-            tokens_per_s_per_gpu=np.exp(belief.log_mean),
-            peak_bytes=belief.peak_bytes,
-            fits=belief.p_fits >= 0.5,
-            safe=belief.p_fits >= SAFE,
+            tokens_per_s_per_gpu=np.exp(posterior.log_mean),
+            peak_bytes=posterior.peak_bytes,
+            fits=posterior.p_fits >= 0.5,
+            safe=posterior.p_fits >= SAFE,
             told=np.isin(np.arange(len(self._index)), told),
         )
 
@@ -108,7 +108,7 @@ class Replay:
             group.workload,
             plans=self._table,
             profile=self._profile,
-            lessons=self._lessons if taught else (),
+            transfers=self._transfers if taught else (),
             framework=framework_of(group.source),
             learning=self._learning,
         )
@@ -123,7 +123,7 @@ class Replay:
 
 
 # ----------------------------------------------------------------------------------------------------
-# History: what a group may learn from other groups, as lessons on where the estimate was off.
+# History: what a group may learn from other groups, as transfers on where the estimate was off.
 
 
 def teachers(group: Group, groups: Sequence[Group], train_gpus: int | None) -> list[Group]:
@@ -143,7 +143,7 @@ def teachers(group: Group, groups: Sequence[Group], train_gpus: int | None) -> l
     ]
 
 
-def lessons_of(group: Group) -> list[Lesson]:
+def transfers_of(group: Group) -> list[TransferObservation]:
     """A group's outcomes against its own estimates, which know its collective readings only."""
     estimates = Replay(group).search(taught=False).estimates
     shown = [
@@ -154,7 +154,7 @@ def lessons_of(group: Group) -> list[Lesson]:
         )
         for item in group.outcomes
     ]
-    return lessons.lessons_of(group.plans, estimates, shown)
+    return transfers.transfers_of(group.plans, estimates, shown)
 
 
 def _alike(one: ClusterSpec, other: ClusterSpec) -> bool:

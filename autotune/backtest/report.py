@@ -11,7 +11,7 @@ import numpy as np
 
 from autotune.backtest.groups import Group
 from autotune.backtest.metrics import Accuracy, Walk, accuracy_of
-from autotune.backtest.replay import Replay, lessons_of, teachers
+from autotune.backtest.replay import Replay, teachers, transfers_of
 from autotune.backtest.runs import RunStatus, Skipped
 from autotune.errors import InputError
 from autotune.search.residual import EVERYTHING, Learning
@@ -39,7 +39,7 @@ class Calibration(StrEnum):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Settings:
+class BacktestSettings:
     """How to backtest.
 
     Args:
@@ -74,10 +74,12 @@ class GroupReport:
     group: Group
     walks: tuple[Walk, ...]
     modes: dict[Calibration, Accuracy]
-    lessons: int
+    transfers: int
 
 
-def backtest(groups: Sequence[Group], settings: Settings, on_progress: Progress | None = None) -> list[GroupReport]:
+def backtest(
+    groups: Sequence[Group], settings: BacktestSettings, on_progress: Progress | None = None
+) -> list[GroupReport]:
     """Replays every group that is to be judged.
 
     Raises:
@@ -88,18 +90,18 @@ def backtest(groups: Sequence[Group], settings: Settings, on_progress: Progress 
     judged = [group for group in groups if limit is None or group.cluster.devices > limit]
     if not judged:
         raise InputError("groups", 0, "at least one group is needed that the options do not leave out")
-    known = {id(group): lessons_of(group) for group in groups} if with_history else {}
+    known = {id(group): transfers_of(group) for group in groups} if with_history else {}
     reports = []
     for done, group in enumerate(judged):
         if on_progress:
             on_progress(done, len(judged), group.name)
         taught = teachers(group, groups, limit) if with_history else []
-        lessons = merged(lesson for other in taught for lesson in known[id(other)])
-        reports.append(_judge(Replay(group, lessons, settings.learning), settings, len(lessons)))
+        transfers = merged(transfer for other in taught for transfer in known[id(other)])
+        reports.append(_judge(Replay(group, transfers, settings.learning), settings, len(transfers)))
     return reports
 
 
-def _judge(replay: Replay, settings: Settings, lessons: int) -> GroupReport:
+def _judge(replay: Replay, settings: BacktestSettings, transfers: int) -> GroupReport:
     repeats = 1 if settings.sampler in WITHOUT_CHANCE else settings.repeat
     tell = settings.calibration is not Calibration.NONE
     runs = [
@@ -117,7 +119,7 @@ def _judge(replay: Replay, settings: Settings, lessons: int) -> GroupReport:
     modes[Calibration.TOLD] = mean(taught=False)
     if settings.calibration is Calibration.HISTORY:
         modes[Calibration.HISTORY] = mean(taught=True)
-    return GroupReport(group=replay.group, walks=tuple(run.walk for run in runs), modes=modes, lessons=lessons)
+    return GroupReport(group=replay.group, walks=tuple(run.walk for run in runs), modes=modes, transfers=transfers)
 
 
 def _mean_accuracy(items: Sequence[Accuracy]) -> Accuracy:
@@ -130,7 +132,9 @@ def _means(rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
     return {name: float(np.mean(values)) if values else None for name, values in found.items()}
 
 
-def report_data(reports: Sequence[GroupReport], skipped: Sequence[Skipped], settings: Settings) -> dict[str, Any]:
+def report_data(
+    reports: Sequence[GroupReport], skipped: Sequence[Skipped], settings: BacktestSettings
+) -> dict[str, Any]:
     """The report as plain data: groups, their summary, the summary by mode, what was skipped, and the settings."""
     rows = [_row(report, settings.calibration) for report in reports]
     modes = [mode for mode in Calibration if mode in reports[0].modes]
@@ -157,7 +161,7 @@ def _row(report: GroupReport, mode: Calibration) -> dict[str, Any]:
         "oom_trials": figures["oom_trials"],
         "source": report.group.source,
         "gpus": report.group.cluster.devices,
-        "lessons": report.lessons,
+        "lessons": report.transfers,
     }
 
 

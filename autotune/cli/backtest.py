@@ -96,12 +96,12 @@ def backtest(
     every figure.
     """
     from autotune.backtest.groups import group_runs
-    from autotune.backtest.report import Calibration, Settings, report_data
+    from autotune.backtest.report import BacktestSettings, Calibration, report_data
     from autotune.backtest.report import backtest as replay
     from autotune.backtest.runs import read_runs
     from autotune.search.sampler import SamplerName
 
-    settings = Settings(
+    settings = BacktestSettings(
         sampler=SamplerName(_word("--sampler", sampler, [item.value for item in SamplerName])),
         calibration=Calibration(
             "history"

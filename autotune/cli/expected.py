@@ -64,7 +64,7 @@ def print_expected(inputs: Inputs, ranking: ExpectedRanking, source: str, *, as_
     console = output.console()
     console.print(
         f"Expected for {inputs.model.name} on {inputs.cluster.name} after {source}: {ranking.same} runs of this "
-        f"request, lessons on {ranking.lessons} plans of others, {ranking.readings} collective readings "
+        f"request, transfers on {ranking.transfers} plans of others, {ranking.readings} collective readings "
         f"({ranking.framework})",
         soft_wrap=True,
     )
@@ -77,7 +77,7 @@ def _data(inputs: Inputs, ranking: ExpectedRanking, source: str) -> dict[str, An
 
     return {
         **request_data(inputs.model, inputs.cluster, inputs.workload),
-        "history": {"source": source, "runs": ranking.same, "lessons": ranking.lessons, "readings": ranking.readings},
+        "history": {"source": source, "runs": ranking.same, "lessons": ranking.transfers, "readings": ranking.readings},
         "framework": ranking.framework,
         "legal": ranking.legal,
         "plans": [_plan_data(item) for item in ranking.plans],

@@ -14,9 +14,9 @@ if TYPE_CHECKING:
     from autotune.explain.whatif import Setting
     from autotune.specs import Plan, Profile, Space
 
-MOST_WHAT_IFS = 3
-LEAST_GAIN = 0.01
-BAR, MOST_BAR = 20, 1.5
+MAX_WHAT_IFS = 3
+MIN_GAIN = 0.01
+BAR, MAX_BAR = 20, 1.5
 
 
 def print_best_reasons(console: Console, data: dict[str, Any]) -> None:
@@ -33,7 +33,7 @@ def print_explanation(console: Console, data: dict[str, Any]) -> None:
     """Limits, losses and the changes that would help most, a line each."""
     _print_lines(console, "What limits it:", [item["text"] for item in data["limits"]])
     _print_lines(console, "Against other plans:", [item["text"] for item in data["losses"]])
-    helpful = [item["text"] for item in data["what_ifs"] if item["gain"] >= LEAST_GAIN][:MOST_WHAT_IFS]
+    helpful = [item["text"] for item in data["what_ifs"] if item["gain"] >= MIN_GAIN][:MAX_WHAT_IFS]
     _print_lines(console, "What would help the best plan most, one change at a time:", helpful)
 
 
@@ -98,7 +98,7 @@ def print_scaling(inputs: Inputs, curve: ScalingCurve) -> None:
         table.add_row(
             str(point.devices), point.plan.key, output.count_text(point.tokens_per_s_per_gpu),
             f"{point.efficiency:.2f}", f"{low:.2f}-{high:.2f}", output.percent_text(point.marginal),
-            "#" * round(BAR * min(point.efficiency, MOST_BAR)), point.limit,
+            "#" * round(BAR * min(point.efficiency, MAX_BAR)), point.limit,
         )  # fmt: skip
     console.print(table)
     if curve.left_out:

@@ -153,7 +153,7 @@ def known_list(
     history: Annotated[bool, typer.Option("--history", help="Entries that were superseded, too.")] = False,
     before: Annotated[
         int | None,
-        typer.Option("--before", min=1, max=options.MOST_ID, metavar="ENTRY", help="Entries older than this."),
+        typer.Option("--before", min=1, max=options.MAX_ID, metavar="ENTRY", help="Entries older than this."),
     ] = None,
     limit: Annotated[int, typer.Option("--limit", min=1, max=1_000_000, help="Entries at most, newest first.")] = 50,
     db: options.Database = None,
@@ -189,9 +189,9 @@ def known_list(
 def known_compare(
     one: Annotated[
         int,
-        typer.Argument(min=1, max=options.MOST_ID, metavar="ENTRY", help="An entry's number (autotune known list)."),
+        typer.Argument(min=1, max=options.MAX_ID, metavar="ENTRY", help="An entry's number (autotune known list)."),
     ],
-    other: Annotated[int, typer.Argument(min=1, max=options.MOST_ID, metavar="ENTRY", help="Another one.")],
+    other: Annotated[int, typer.Argument(min=1, max=options.MAX_ID, metavar="ENTRY", help="Another one.")],
     db: options.Database = None,
     as_json: options.AsJson = False,
 ) -> None:

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 app = typer.Typer(help="Nightly regression: do best-known plans still hold, and if not, why?", no_args_is_help=True)
 
-MOST_HISTORY = 1_000_000
+MAX_HISTORY = 1_000_000
 
 
 @app.command()
@@ -36,7 +36,7 @@ def run(
         typer.Option(
             "--entry",
             min=1,
-            max=options.MOST_ID,
+            max=options.MAX_ID,
             metavar="N",
             help="Check this entry (autotune known list); may be repeated.",
         ),
@@ -156,9 +156,9 @@ def status(db: options.Database = None, as_json: options.AsJson = False) -> int:
 @app.command()
 def history(
     entry: Annotated[
-        int | None, typer.Option("--entry", min=1, max=options.MOST_ID, metavar="N", help="Of this entry's plan only.")
+        int | None, typer.Option("--entry", min=1, max=options.MAX_ID, metavar="N", help="Of this entry's plan only.")
     ] = None,
-    limit: Annotated[int, typer.Option("--limit", min=1, max=MOST_HISTORY, help="Checks at most, newest first.")] = 50,
+    limit: Annotated[int, typer.Option("--limit", min=1, max=MAX_HISTORY, help="Checks at most, newest first.")] = 50,
     db: options.Database = None,
     as_json: options.AsJson = False,
 ) -> None:
@@ -180,7 +180,7 @@ def history(
 @app.command()
 def incidents(
     open_only: Annotated[bool, typer.Option("--open", help="Only those that have not recovered.")] = False,
-    limit: Annotated[int, typer.Option("--limit", min=1, max=MOST_HISTORY, help="Incidents at most.")] = 50,
+    limit: Annotated[int, typer.Option("--limit", min=1, max=MAX_HISTORY, help="Incidents at most.")] = 50,
     db: options.Database = None,
     as_json: options.AsJson = False,
 ) -> None:

@@ -81,12 +81,12 @@ def _best_of_tuning(tuning: str | None, target: str | None, *, db: str | None, a
         newest = store.tunings(1)[0]
     if tuning is None:
         output.print_newer(newest.id, newest.state, asked.id)
-    launch = _launch(asked, found.standing.plan, target)
+    launch = _launch(asked, found.ranked.plan, target)
     answer["launch"] = asdict(launch) if launch else None
     if as_json:
         output.print_json(answer)
     else:
-        _print_best(answer, found.standing.plan, launch)
+        _print_best(answer, found.ranked.plan, launch)
 
 
 def _find_best(store: SqlStore, tuning_id: str | None) -> tuple[Tuning, Best]:

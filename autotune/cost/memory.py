@@ -87,17 +87,13 @@ def kept_bytes(layer: TokenBytes, rows: Rows) -> tuple[FloatColumn, FloatColumn]
 
 
 BYTE_PARTS = tuple(BytesByPart.model_fields)
-
 GATHERED_LAYERS = 2.0
-
 """ZeRO-3 holds the layer at work and prefetches the next one."""
 
 WORKSPACE_BYTES = 0.4e9
-
 """Reserved on a GPU whatever the plan: workspaces of matrix products, small tensors, half-used blocks."""
 
-MOST_IN_FLIGHT = 10.0
-
+MAX_IN_FLIGHT = 10.0
 """More micro-batches in flight than this fragment memory no further (seen up to 32)."""
 
 
@@ -137,11 +133,9 @@ def stage_parameters(model: ModelSpec, layouts: Layouts, slots: StageSlots) -> S
 
 
 Kinds = Sequence[tuple[FloatColumn, FloatColumn]]
-
 """(bytes kept, bytes backward needs) of one layer of each kind: dense, and mixture of experts if there are any."""
 
 Staged = tuple[dict[str, FloatColumn], FloatColumn, FloatColumn]
-
 """(bytes by part, stage index, total)."""
 
 
@@ -249,7 +243,7 @@ class MemoryModel:
         pp, vpp = self._layouts.pp[rows.layout], self._layouts.vpp[rows.layout]
         flying = in_flight(stage, pp, vpp, rows.micro_batches, rows.schedule)
         rate = self._fragmentation + self._framework.fragmentation_by_tp * np.log2(rows.tp)
-        share: FloatColumn = rate * np.log2(np.clip(flying, 1.0, MOST_IN_FLIGHT))
+        share: FloatColumn = rate * np.log2(np.clip(flying, 1.0, MAX_IN_FLIGHT))
         return share
 
     def _losses(self, slot: int, rows: Rows) -> tuple[FloatColumn, FloatColumn]:

@@ -43,9 +43,7 @@ _KNOWN = {
     "NVLink 4": Ring(start_s=12e-6, step_s=0.8e-6, share=0.76, few=0.56),
     "NVLink 5": Ring(start_s=14e-6, step_s=1.1e-6, share=0.68, few=0.67),
 }
-
 UNREAD = Ring(start_s=20e-6, step_s=1.5e-6, share=0.8, few=0.45)
-
 """Assumption for links that nobody read: between those above."""
 
 
@@ -55,19 +53,15 @@ def ring_of(link: Link) -> Ring:
 
 
 INTER_LATENCY_S = 12e-6
-
 """Assumption where the catalog has no latency for the link between nodes: one hop of NCCL over RDMA."""
 
 LINK_EFFICIENCY = 0.8
-
 """Assumption: share of a link's rate between nodes that a collective's bus bandwidth reaches at large sizes."""
 
 USUAL_STEP_S = 0.1e-3
-
 """Latency of one ring step between nodes up to which a host does not notice."""
 
 HOST_SHARE = 1.2
-
 """Host seconds a rank and collective over the step latency beyond USUAL_STEP_S, where it is exceeded."""
 
 

@@ -48,7 +48,6 @@ class Gemm:
 
 
 PLAIN = Gemm(best=0.70, sustained=1.0, depth=0.0, waves=0.0, processors=1, attention=0.70)
-
 """Of a device whose shapes nobody measured: one efficiency for all."""
 
 _GENERATIONS = {
@@ -64,15 +63,12 @@ def gemm_of(device: Device) -> Gemm:
 
 
 MEMORY_EFFICIENCY = 0.80
-
 """Assumption: share of the memory bandwidth that streaming kernels reach."""
 
 DEVICE_OVERHEAD_BYTES = 2.0e9
-
 """Assumption: what a GPU rank loses to the context, the collective library's channels and library workspaces."""
 
 RESERVABLE = 0.84
-
 """Assumption: share of a device's memory less the context that can safely be reserved before allocations fail.
 Successful runs of the nanotron sweep top out at 69 GiB of 80; none expected below 64 GiB ran out of memory."""
 

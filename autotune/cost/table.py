@@ -11,27 +11,18 @@ import numpy.typing as npt
 from autotune.specs import Plan, Recompute, Schedule, Workload
 
 IntColumn = npt.NDArray[np.int32]
-
 CodeColumn = npt.NDArray[np.int8]
-
 BoolColumn = npt.NDArray[np.bool_]
-
 FloatColumn = npt.NDArray[np.float64]
-
 IndexColumn = npt.NDArray[np.intp]
-
 RECOMPUTES = (Recompute.NONE, Recompute.SELECTIVE, Recompute.FULL)
-
 """The meaning of the `recompute` codes, by position."""
 
 SCHEDULES = (Schedule.GPIPE, Schedule.ONE_F_ONE_B, Schedule.INTERLEAVED)
-
 """The meaning of the `schedule` codes, by position."""
 
 NO_RECOMPUTE, SELECTIVE, FULL = 0, 1, 2
-
 GPIPE, ONE_F_ONE_B, INTERLEAVED = 0, 1, 2
-
 LARGEST = 2**31 - 1
 
 
@@ -114,22 +105,18 @@ class PlanTable:
 
 
 COLUMNS = tuple(field.name for field in fields(PlanTable))
-
 """The names of the columns, which are the names of Plan's fields."""
 
 DEGREES = COLUMNS[:7]
-
 """The integer columns."""
 
 # ----------------------------------------------------------------------------------------------------
 # The distinct rank layouts of a table: a million plans share some thousand of them.
 
 LUT_LIMIT = 1 << 22
-
 """Largest look-up table that replaces sorting."""
 
 FIELDS = ("tp", "pp", "dp", "cp", "ep", "vpp")
-
 Integers = npt.NDArray[np.int64]
 
 
@@ -248,7 +235,6 @@ def _code(columns: list[IndexColumn]) -> IndexColumn:
 # Rows: a cache-sized piece of a plan table with the float columns that all formulas share.
 
 CHUNK_ROWS = 8192
-
 """Rows of one piece: a float column of it is 64 KiB, so that a dozen of them stay in a core's cache."""
 
 

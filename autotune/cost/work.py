@@ -17,7 +17,6 @@ from autotune.specs import DType, LayerPart, LayerReading, ModelSpec, Position, 
 # Model FLOPs: what training a token needs, whatever the plan; recomputation is never counted here.
 
 FORWARD_AND_BACKWARD = 3
-
 """Backward takes two matrix products for each one of forward."""
 
 
@@ -61,7 +60,6 @@ def full_square_flops_per_token(model: ModelSpec, seq_len: int) -> float:
 # The matrix products of a layer by shape, so that small ones cost what they cost (cost.gemm).
 
 EXPERT_LOAD_FACTOR = 1.1
-
 """Assumption: the hottest rank of an expert-parallel group has 10 % more tokens than the mean."""
 
 
@@ -152,27 +150,20 @@ def product_flops(
 # absorbed by the fit. All functions take floats or float columns.
 
 Number = TypeVar("Number", float, FloatColumn)
-
 BACKWARD_CORE = 2.5
-
 """A fused attention kernel recomputes the scores: five products for forward's two (arXiv:2307.08691, section 3)."""
 
 # Passes of a training step by recompute code (none, selective, full), in units of one forward pass. Backward makes an
 # input and a weight gradient for each product, and moves about twice forward's bytes.
 MATMUL_PASSES = np.array([3.0, 3.0, 4.0])
-
 CORE_PASSES = np.array([1 + BACKWARD_CORE, 2 + BACKWARD_CORE, 2 + BACKWARD_CORE])
-
 BACKWARD_SHARE = 2.0 / 3.0
-
 """Share of forward + backward time that is backward; what gradient communication can hide under."""
 
 NORM_TRAFFIC = 4.0
-
 """Passes over a hidden-sized tensor of the two norms: each reads and writes one."""
 
 RESIDUAL_TRAFFIC = 6.0
-
 """Passes over a hidden-sized tensor of the two residual additions: each reads two and writes one."""
 
 

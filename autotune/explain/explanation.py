@@ -13,9 +13,9 @@ from autotune.cost.estimate import EstimateTable
 from autotune.cost.table import PlanTable
 from autotune.errors import MissingMeasurementError
 from autotune.explain.limits import Limit, LimitKind, estimated_limits, measured_limits, memory_limit
-from autotune.explain.losses import Loss, Step, changed, estimated_step, loss, losses, measured_step, misfit
+from autotune.explain.losses import Loss, StepParts, changed, estimated_step, loss, losses, measured_step, misfit
 from autotune.explain.whatif import Setting, WhatIf, what_ifs
-from autotune.search.ranking import Best, Standing
+from autotune.search.ranking import Best, RankedPlan
 from autotune.search.space import Runtime
 from autotune.specs import Plan, Profile, Tuning
 
@@ -68,9 +68,8 @@ def rejection(plan: Plan, table: PlanTable, estimates: EstimateTable) -> Loss | 
 # ----------------------------------------------------------------------------------------------------
 # The explanation of a tuning: what limits its best plan, what each alternative loses, what would help.
 
-MOST_RIVALS = 3
-
-MOST_LINES = 8
+MAX_RIVALS = 3
+MAX_LINES = 8
 
 
 def explain_best(best: Best, tuning: Tuning, profile: Profile | None) -> Explanation:
@@ -87,7 +86,7 @@ def explain_best(best: Best, tuning: Tuning, profile: Profile | None) -> Explana
         space=tuning.space,
         runtime=Runtime.TORCH,
     )
-    plan = best.standing.plan
+    plan = best.ranked.plan
     table = setting.plans()
     try:
         estimates = setting.estimates(table)
@@ -102,33 +101,33 @@ def explain_best(best: Best, tuning: Tuning, profile: Profile | None) -> Explana
     traced = measured_limits(readings, estimates.row(row))
     return Explanation(
         limits=[*traced, *memory] if traced else estimated.limits,
-        losses=[*measured, *(item for item in estimated.losses if item.change not in shown)][:MOST_LINES],
+        losses=[*measured, *(item for item in estimated.losses if item.change not in shown)][:MAX_LINES],
         what_ifs=estimated.what_ifs,
     )
 
 
 def _measured_losses(best: Best, tuning: Tuning) -> list[Loss]:
     """Of the measured plans that tell most, fastest first."""
-    own = _step(best, best.standing, tuning)
-    plan = best.standing.plan
+    own = _step(best, best.ranked, tuning)
+    plan = best.ranked.plan
     return [loss(plan, own, rival.plan, _step(best, rival, tuning)) for rival in _rivals(plan, best.runners_up)]
 
 
-def _rivals(plan: Plan, runners_up: Sequence[Standing]) -> list[Standing]:
+def _rivals(plan: Plan, runners_up: Sequence[RankedPlan]) -> list[RankedPlan]:
     """The fastest of each other (tp, pp, cp), three at most, and of each single other change."""
     degrees, single, found = {(plan.tp, plan.pp, plan.cp)}, set(), []
     for rival in runners_up:
         dimensions = changed(plan, rival.plan)
         other = (rival.plan.tp, rival.plan.pp, rival.plan.cp)
         alone = dimensions[0] if len(dimensions) == 1 else None
-        if (other not in degrees and len(degrees) <= MOST_RIVALS) or (alone and alone not in single):
+        if (other not in degrees and len(degrees) <= MAX_RIVALS) or (alone and alone not in single):
             found.append(rival)
         degrees.add(other)
         single.add(alone)
     return found
 
 
-def _step(best: Best, standing: Standing, tuning: Tuning) -> Step:
-    readings = [trial.reading for trial in best.all_trials if trial.plan == standing.plan and trial.reading]
-    seconds = tuning.workload.tokens_per_step / (standing.tokens_per_s_per_gpu * tuning.cluster.devices)
+def _step(best: Best, ranked: RankedPlan, tuning: Tuning) -> StepParts:
+    readings = [trial.reading for trial in best.all_trials if trial.plan == ranked.plan and trial.reading]
+    seconds = tuning.workload.tokens_per_step / (ranked.tokens_per_s_per_gpu * tuning.cluster.devices)
     return measured_step(readings, seconds)

@@ -15,7 +15,7 @@ from autotune.explain.losses import PART_WORDS, Source, traced
 from autotune.specs import Estimate, StepReading
 
 COMMUNICATION = ("tp", "ep", "cp", "pp_p2p", "dp_exposed")
-LEAST_SHARE = 0.03
+MIN_SHARE = 0.03
 """What takes less of the step than this limits nothing."""
 
 
@@ -74,7 +74,7 @@ def measured_limits(readings: Sequence[StepReading], estimate: Estimate | None) 
     within = ""
     if estimate is not None:
         bubble, launch = (value / estimate.step_time_s for value in (estimate.seconds.bubble, estimate.seconds.launch))
-        if bubble + launch >= LEAST_SHARE:
+        if bubble + launch >= MIN_SHARE:
             within = f"; of the estimated step {bubble:.0%} pipeline bubble, {launch:.0%} kernel launches"
     mu = f" that nothing computes under; mu = T_comm / T_calc is {found.mu:.2f}"
     return _worth([
@@ -90,7 +90,7 @@ def memory_limit(table: PlanTable, estimates: EstimateTable) -> Limit | None:
         return None
     fastest = int(np.argmin(estimates.step_time_s))
     gain = float(estimates.step_time_s[estimates.fits].min() / estimates.step_time_s[fastest]) - 1.0
-    if gain < LEAST_SHARE:
+    if gain < MIN_SHARE:
         return None
     text = f"memory: with enough of it {table.plan(fastest).key} would be {gain:.0%} faster than what fits (estimate)"
     return Limit(kind=LimitKind.MEMORY, share=gain, source=Source.ESTIMATE, text=text)
@@ -104,4 +104,4 @@ def _limit(kind: LimitKind, share: float, source: Source, more: str) -> Limit:
 
 def _worth(found: Sequence[Limit]) -> list[Limit]:
     ordered = sorted(found, key=lambda item: -item.share)
-    return ordered[:1] + [item for item in ordered[1:] if item.share >= LEAST_SHARE]
+    return ordered[:1] + [item for item in ordered[1:] if item.share >= MIN_SHARE]

@@ -47,7 +47,7 @@ class Source(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Step:
+class StepParts:
     """Seconds of one step, and those of its parts by name."""
 
     seconds: float
@@ -55,13 +55,13 @@ class Step:
     source: Source
 
 
-def estimated_step(found: Estimate) -> Step:
+def estimated_step(found: Estimate) -> StepParts:
     """The parts of an estimate."""
     parts = {word: getattr(found.seconds, name) for name, word in PART_WORDS.items()}
-    return Step(found.step_time_s, parts, Source.ESTIMATE)
+    return StepParts(found.step_time_s, parts, Source.ESTIMATE)
 
 
-def measured_step(readings: Sequence[StepReading], seconds: float) -> Step:
+def measured_step(readings: Sequence[StepReading], seconds: float) -> StepParts:
     """Medians over repeats: computing, exposed communication, idle. No parts where nothing was traced.
 
     Idle is what is left of the traced step: pipeline bubble, gaps between kernels, waiting for other ranks.
@@ -72,9 +72,9 @@ def measured_step(readings: Sequence[StepReading], seconds: float) -> Step:
     """
     found = traced(readings)
     if found is None:
-        return Step(seconds, {}, Source.MEASURED)
+        return StepParts(seconds, {}, Source.MEASURED)
     parts = {"computing": found.calc_s, "exposed communication": found.exposed_s, "idle": found.idle_s}
-    return Step(seconds, parts, Source.MEASURED)
+    return StepParts(seconds, parts, Source.MEASURED)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -160,7 +160,7 @@ class Loss:
         }
 
 
-def loss(own_plan: Plan, own: Step, plan: Plan, other: Step, refusal: str = "") -> Loss:
+def loss(own_plan: Plan, own: StepParts, plan: Plan, other: StepParts, refusal: str = "") -> Loss:
     """Compares two steps of the same source, by the parts that both have."""
     assert own.source is other.source, "measured figures are compared with measured ones only"
     sign = 1.0 if other.seconds >= own.seconds else -1.0

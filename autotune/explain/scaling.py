@@ -16,17 +16,17 @@ from autotune.explain.whatif import Setting
 from autotune.search.physics import PARAMETERS, Floats, behaviour, prior_covariance
 from autotune.specs import ClusterSpec, Plan
 
-MOST_FACTOR = 64
+MAX_FACTOR = 64
 """Clusters up to so many times the given one are estimated, while more GPUs pay."""
 
-LEAST_MARGINAL = 0.5
+MIN_MARGINAL = 0.5
 """More GPUs pay while the added ones contribute at least this share of what a GPU of the smallest cluster does."""
 
 HALF_WIDTH_SD = 1.645
 """A 90 % interval of a normal distribution."""
 
 CRITERION = (
-    f"more GPUs pay while those added by a step of the table contribute at least {LEAST_MARGINAL:.0%} of what a GPU "
+    f"more GPUs pay while those added by a step of the table contribute at least {MIN_MARGINAL:.0%} of what a GPU "
     "of the smallest cluster does"
 )
 INTERVAL = "90 %, from the uncertainty of the physical parameters before any trial (search.physics)"
@@ -108,7 +108,7 @@ class ScalingCurve:
 def scaling_curve(setting: Setting) -> ScalingCurve:
     """Estimates the best plan on 1, 2, 4, ... devices of a node and then 2, 4, ... nodes.
 
-    It ends beyond the given cluster, where more GPUs no longer pay, no plan is legal, or at MOST_FACTOR times it.
+    It ends beyond the given cluster, where more GPUs no longer pay, no plan is legal, or at MAX_FACTOR times it.
 
     Raises:
         MissingMeasurementError: a speed that is needed is neither measured nor in the catalog.
@@ -141,7 +141,7 @@ def scaling_curve(setting: Setting) -> ScalingCurve:
 
 def _stop(points: Sequence[ScalePoint]) -> int:
     """The first point whose added GPUs do not pay; the number of points if there is none."""
-    pays = [point.marginal is None or point.marginal >= LEAST_MARGINAL for point in points]
+    pays = [point.marginal is None or point.marginal >= MIN_MARGINAL for point in points]
     return pays.index(False) if False in pays else len(points)
 
 
@@ -151,7 +151,7 @@ def _sizes(cluster: ClusterSpec) -> Iterator[ClusterSpec]:
     while devices < cluster.gpus_per_node:
         yield cluster.model_copy(update={"nodes": 1, "gpus_per_node": devices})
         devices *= 2
-    most = MOST_FACTOR * cluster.nodes if cluster.inter is not None else 1
+    most = MAX_FACTOR * cluster.nodes if cluster.inter is not None else 1
     powers = {2**i for i in range(most.bit_length()) if 2**i <= most}
     for nodes in sorted(powers | {cluster.nodes}):
         yield cluster.model_copy(update={"nodes": nodes})

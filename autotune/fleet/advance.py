@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from autotune.errors import InputError, MissingMeasurementError, NothingFitsError
 from autotune.fleet.eligibility import common_environment, gang_fingerprint, obstacle, too_few
-from autotune.fleet.finishing import MOST_JOBS
+from autotune.fleet.finishing import MAX_JOBS
 from autotune.ports.fleet import FleetStore
 from autotune.specs import (
     Job,
@@ -26,7 +26,7 @@ from autotune.specs import (
     TuningState,
 )
 from autotune.tuning.lifecycle import Facts, NextStep, StepKind, next_step
-from autotune.tuning.planner import PROBE_DEADLINE_S, Deliberation
+from autotune.tuning.planner import PROBE_DEADLINE_S, Planner
 from autotune.tuning.trial_run import step_request, trial_deadline_s
 
 CLAIM_S = 30.0
@@ -63,12 +63,12 @@ class FleetCampaign:
 
     def __init__(self, store: FleetStore, tuning_id: str, owner: str) -> None:
         self._store, self._tuning_id, self._owner = store, tuning_id, owner
-        self._deliberation: Deliberation | None = None
+        self._planner: Planner | None = None
 
     def close(self) -> None:
         """Lets go of the study's database, and of the tuning."""
-        if self._deliberation is not None:
-            self._deliberation.close()
+        if self._planner is not None:
+            self._planner.close()
         self._store.release_tuning(self._tuning_id, self._owner)
 
     def advance(self) -> bool:
@@ -91,16 +91,16 @@ class FleetCampaign:
             self._save(tuning, state=TuningState.PROFILING)
             return NextStep(kind=StepKind.START)
         # Of a search only the first job matters: the store knows its trials.
-        limit = MOST_JOBS if tuning.state is TuningState.PROFILING else 1
+        limit = MAX_JOBS if tuning.state is TuningState.PROFILING else 1
         jobs = self._store.jobs(tuning_id=tuning.id, limit=limit)
         pool = self._pool(tuning, jobs)
         if not pool.slots and tuning.message == _waits_for(tuning, pool):  # and nothing is in flight
             return NextStep(kind=StepKind.WAIT)
-        deliberation = self._deliberate(tuning, pool)
-        if deliberation is None:
+        planner = self._planner_of(tuning, pool)
+        if planner is None:
             return self._wait_for_nodes(tuning, pool)
         try:
-            step = next_step(self._facts(deliberation, tuning, jobs, pool))
+            step = next_step(self._facts(planner, tuning, jobs, pool))
         except (InputError, MissingMeasurementError, NothingFitsError) as error:  # they would come again each time
             step = NextStep(kind=StepKind.FAIL, reason=str(error))
         if step.kind in {StepKind.PROBE, StepKind.TRIAL, StepKind.CONFIRM}:
@@ -108,38 +108,38 @@ class FleetCampaign:
                 return self._wait_for_nodes(tuning, pool)
             if tuning.message:
                 self._save(tuning, message="")
-        self._take(step, tuning, pool, deliberation)
+        self._take(step, tuning, pool, planner)
         return step
 
-    def _facts(self, deliberation: Deliberation, tuning: Tuning, jobs: Sequence[Job], pool: Pool) -> Facts:
+    def _facts(self, planner: Planner, tuning: Tuning, jobs: Sequence[Job], pool: Pool) -> Facts:
         probes = [job for job in jobs if job.purpose is JobPurpose.PROFILE]
         # Whatever has ended was tried as often as it is ever tried: another attempt is under way where one is due.
         attempted: list[ProbeRequest] = [job.request for job in probes]
         in_flight = sum(job.state is not JobState.ENDED for job in probes)
-        return deliberation.facts(tuning, attempted=attempted, in_flight=in_flight, slots=max(pool.slots, 1))
+        return planner.facts(tuning, attempted=attempted, in_flight=in_flight, slots=max(pool.slots, 1))
 
-    def _take(self, step: NextStep, tuning: Tuning, pool: Pool, deliberation: Deliberation) -> None:
+    def _take(self, step: NextStep, tuning: Tuning, pool: Pool, planner: Planner) -> None:
         match step.kind:
             case StepKind.PROBE:
                 assert step.probe is not None
                 self._dispatch(self._job(tuning, pool, JobPurpose.PROFILE, step.probe, PROBE_DEADLINE_S))
             case StepKind.CALIBRATE:
-                deliberation.calibrate()
+                planner.calibrate()
                 self._save(tuning, state=TuningState.SEARCHING)
             case StepKind.TRIAL | StepKind.CONFIRM:
-                self._trial(step.plan, tuning, pool, deliberation)
+                self._trial(step.plan, tuning, pool, planner)
             case StepKind.FINISH:
-                deliberation.remember()
+                planner.remember()
                 self._save(tuning, state=TuningState.DONE, message="", stop_reason=step.reason)
             case StepKind.FAIL:
                 self._save(tuning, state=TuningState.FAILED, message=step.reason, stop_reason=step.reason)
             case _:
                 pass
 
-    def _trial(self, confirm: Plan | None, tuning: Tuning, pool: Pool, deliberation: Deliberation) -> None:
-        asked = deliberation.ask(confirm)
-        estimate = deliberation.estimate_of(asked.plan)
-        request = step_request(tuning, asked, deliberation.best if confirm is None else None)
+    def _trial(self, confirm: Plan | None, tuning: Tuning, pool: Pool, planner: Planner) -> None:
+        asked = planner.ask(confirm)
+        estimate = planner.estimate_of(asked.plan)
+        request = step_request(tuning, asked, planner.best if confirm is None else None)
         job = self._job(tuning, pool, JobPurpose.TRIAL, request, trial_deadline_s(tuning, estimate))
         trial = Trial(
             id=uuid.uuid4().hex,
@@ -148,7 +148,7 @@ class FleetCampaign:
             plan=asked.plan,
             state=TrialState.RUNNING,
             estimate=estimate,
-            fingerprint_key=deliberation.fingerprint_key,
+            fingerprint_key=planner.fingerprint_key,
             owner=self._owner,
             started_at=job.created_at,
         )
@@ -185,13 +185,13 @@ class FleetCampaign:
         ready = sum(not text for text in obstacles.values())
         return Pool(nodes=nodes, environment_key=environment, obstacles=obstacles, slots=ready // tuning.cluster.nodes)
 
-    def _deliberate(self, tuning: Tuning, pool: Pool) -> Deliberation | None:
+    def _planner_of(self, tuning: Tuning, pool: Pool) -> Planner | None:
         """What is decided by; None while no node has the environment, so that nothing can be known or measured."""
-        if self._deliberation is None:
+        if self._planner is None:
             key = gang_fingerprint(self._store, tuning.pool, pool.environment_key) if pool.environment_key else None
             if key is not None:
-                self._deliberation = Deliberation(self._store, tuning, key, retried=True)
-        return self._deliberation
+                self._planner = Planner(self._store, tuning, key, retried=True)
+        return self._planner
 
     def _wait_for_nodes(self, tuning: Tuning, pool: Pool) -> NextStep:
         message = _waits_for(tuning, pool)

@@ -10,7 +10,6 @@ from autotune.ports.fleet import FleetStore
 from autotune.specs import Job, JobPurpose, Node, NodeState
 
 LOST_AFTER_S = 60.0
-
 """A node whose heartbeat is older than this is shown as lost, and gets nothing."""
 
 
@@ -88,19 +87,19 @@ def too_few(pool: str, needed: int, nodes: Sequence[Node], obstacles: Mapping[st
     return "; ".join([text, *why]) if nodes else f"{text}; none has registered"
 
 
-MOST_LISTED = 8
+MAX_LISTED = 8
 
 
 def _grouped(obstacles: Mapping[str, str]) -> list[tuple[str, str]]:
     """The nodes with an obstacle; of many only the first, and how many more there are."""
     found = [(name, text) for name, text in sorted(obstacles.items()) if text]
-    more = len(found) - MOST_LISTED
-    return found[:MOST_LISTED] + ([(f"and {more} more", "have something too")] if more > 0 else [])
+    more = len(found) - MAX_LISTED
+    return found[:MAX_LISTED] + ([(f"and {more} more", "have something too")] if more > 0 else [])
 
 
 def _listed(names: Sequence[str]) -> str:
-    more = len(names) - MOST_LISTED
-    return ", ".join(sorted(names)[:MOST_LISTED]) + (f" and {more} more" if more > 0 else "")
+    more = len(names) - MAX_LISTED
+    return ", ".join(sorted(names)[:MAX_LISTED]) + (f" and {more} more" if more > 0 else "")
 
 
 def _counted(count: int, noun: str) -> str:

@@ -42,7 +42,7 @@ from autotune.specs import (
     StepReading,
 )
 
-MOST_ATTEMPTS = 3
+MAX_ATTEMPTS = 3
 QUARANTINE_AT = 2
 """Failures in a row by a node's fault, after which it is quarantined."""
 
@@ -74,7 +74,7 @@ POLICY: dict[FailureKind, Policy] = {
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Verdict:
+class Judgement:
     """What becomes of a job that has ended.
 
     Args:
@@ -98,7 +98,7 @@ def judge(
     earlier: Sequence[Job],
     wanted: bool,
     now: datetime,
-) -> Verdict:
+) -> Judgement:
     """What becomes of a job.
 
     Args:
@@ -115,18 +115,18 @@ def judge(
     raised = _exception(failure)
     same = next((attempt for attempt in earlier if raised and _raised(attempt) == raised), None)
     if same is not None and not _suspects(job, same) <= {member.node for member in job.members}:
-        return Verdict(failure=failure, retry=None, incidents=(), cleared=job.avoid)
+        return Judgement(failure=failure, retry=None, incidents=(), cleared=job.avoid)
     guilty = POLICY[failure.kind].blames and (same is not None or raised is None)
     incidents = _incidents([blamed] if blamed and guilty else [], failure.kind.value, failure.message, job, now)
     again = POLICY[failure.kind].retried and wanted and not job.cancelled
-    if again and same is None and job.attempt < MOST_ATTEMPTS:
-        return Verdict(failure=failure, retry=_retry(job, blamed, now), incidents=incidents, cleared=())
+    if again and same is None and job.attempt < MAX_ATTEMPTS:
+        return Judgement(failure=failure, retry=_retry(job, blamed, now), incidents=incidents, cleared=())
     if job.attempt > 1:
         failure = failure.model_copy(update={"message": f"{failure.message} (attempt {job.attempt})"})
-    return Verdict(failure=failure, retry=None, incidents=incidents, cleared=())
+    return Judgement(failure=failure, retry=None, incidents=incidents, cleared=())
 
 
-def _went_well(job: Job, outcome: ProbeOutcome, earlier: Sequence[Job], now: datetime) -> Verdict:
+def _went_well(job: Job, outcome: ProbeOutcome, earlier: Sequence[Job], now: datetime) -> Judgement:
     raised = any(_raised(attempt) for attempt in earlier)
     members = [member.node for member in job.members]
     suspects = [node for node in job.avoid if raised and node not in members]
@@ -134,7 +134,7 @@ def _went_well(job: Job, outcome: ProbeOutcome, earlier: Sequence[Job], now: dat
     incidents = [*straggles(job, outcome, now), *_incidents(suspects, FailureKind.CRASH.value, message, job, now)]
     to_blame = {incident.node for incident in incidents}
     cleared = [node for node in members if node not in to_blame]
-    return Verdict(failure=None, retry=None, incidents=incidents, cleared=cleared)
+    return Judgement(failure=None, retry=None, incidents=incidents, cleared=cleared)
 
 
 def _incidents(nodes: Sequence[str], kind: str, message: str, job: Job, now: datetime) -> Sequence[NodeIncident]:

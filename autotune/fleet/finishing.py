@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 from autotune.fleet.eligibility import gang_fingerprint
-from autotune.fleet.failures import QUARANTINE_AT, STRAGGLER, STRAGGLES_AT, Verdict, judge, same_work
+from autotune.fleet.failures import QUARANTINE_AT, STRAGGLER, STRAGGLES_AT, Judgement, judge, same_work
 from autotune.fleet.health import after_health_probe
 from autotune.ports.fleet import FleetStore, Queue
 from autotune.specs import Job, JobPurpose, JobState, NodeIncident, NodeState, ProbeOutcome
@@ -69,13 +69,13 @@ def warm_nodes(job: Job) -> Sequence[str]:
     return [member.node for member in job.members] if warm else ()
 
 
-def _judge(store: FleetStore, job: Job, ending: Ending) -> Verdict:
+def _judge(store: FleetStore, job: Job, ending: Ending) -> Judgement:
     # A check of an old winner takes its measurements again itself.
     wanted, earlier = job.purpose is not JobPurpose.REGRESSION, []
     if job.tuning_id is not None:
         wanted = not store.tuning(job.tuning_id).state.ended
         if job.attempt > 1:
-            ended = store.jobs(tuning_id=job.tuning_id, states={JobState.ENDED}, limit=MOST_JOBS)
+            ended = store.jobs(tuning_id=job.tuning_id, states={JobState.ENDED}, limit=MAX_JOBS)
             earlier = [each for each in ended if same_work(job, each)]
     verdict = judge(job, ending.outcome, ending.blamed, earlier=earlier, wanted=wanted, now=store.now())
     if job.purpose is not JobPurpose.REGRESSION:
@@ -84,7 +84,7 @@ def _judge(store: FleetStore, job: Job, ending: Ending) -> Verdict:
     return replace(verdict, incidents=[each for each in verdict.incidents if each.kind != STRAGGLER])
 
 
-MOST_JOBS = 100_000
+MAX_JOBS = 100_000
 """All jobs of a tuning: each is a probe that ran for seconds, so there are never that many."""
 
 
@@ -94,7 +94,7 @@ def _fingerprint_key(store: FleetStore, job: Job) -> str:
     return found if found is not None else store.node(job.members[0].node).fingerprint_key
 
 
-def _hold_to_account(store: FleetStore, verdict: Verdict) -> None:
+def _hold_to_account(store: FleetStore, verdict: Judgement) -> None:
     states = {node.name: node.state for node in store.nodes()}  # those of an earlier attempt may be forgotten by now
     for incident in verdict.incidents:
         if incident.node in states:

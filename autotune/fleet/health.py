@@ -47,28 +47,19 @@ from autotune.specs import (
 # nothing about the node: the next one comes after FIRST_BACK_OFF_S, however often that happens.
 
 SLOW_SHARE = 0.7
-
 PEERS = 2
-
 """Other nodes whose measurements a node is compared with, at least (where the pool has them)."""
 
 HEALTH_DEADLINE_S = 120.0
-
-FIRST_BACK_OFF_S, MOST_BACK_OFF_S = 30.0, 900.0
-
+FIRST_BACK_OFF_S, MAX_BACK_OFF_S = 30.0, 900.0
 MODEL = ModelSpec(
     name="health", layers=2, hidden=256, heads=8, kv_heads=8, head_dim=32, ffn=1024, gated=False, vocab=1024,
     tied=False, norm=Norm.RMSNORM, source="ours: small enough for any device",
 )  # fmt: skip
-
 WORKLOAD = Workload(seq_len=256, global_batch=8, dtype=DType.FP32)
-
 SIZES_BYTES = (64 * 1024, 4 * 2**20)
-
 HealthRequest = CollectiveRequest | LayerRequest
-
 Speeds = Mapping[str, float]
-
 """What a probe measured, by what it is called -> the higher the faster."""
 
 
@@ -115,7 +106,7 @@ def following(job: Job) -> HealthRequest | None:
 def back_off_s(failures: int) -> float:
     """How long after its last incident a quarantined node is checked: doubled with every check that it failed."""
     doubled = max(failures - QUARANTINE_AT, 0)
-    return min(FIRST_BACK_OFF_S * 2.0 ** min(doubled - 1, 30), MOST_BACK_OFF_S) if doubled else 0.0
+    return min(FIRST_BACK_OFF_S * 2.0 ** min(doubled - 1, 30), MAX_BACK_OFF_S) if doubled else 0.0
 
 
 def slowness(mine: Speeds, others: Sequence[Speeds]) -> str:
@@ -166,11 +157,9 @@ def _speeds(readings: Sequence[object]) -> Speeds:
 # Health checks under way: which nodes are checked now, and what follows from a probe of a check.
 
 HEALTH = "health"
-
 """The kind of incident that a failed or slow health probe is."""
 
 UNDECIDED = "health_undecided"
-
 """The kind of incident that a health probe is which was cut off: it says nothing of what the node can do."""
 
 

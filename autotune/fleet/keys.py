@@ -21,7 +21,7 @@ PREFIX = "autotune_"
 """By which a secret that was committed or logged somewhere can be found."""
 
 SECRET_BYTES = 32
-MOST_DAYS = 36_500
+MAX_DAYS = 36_500
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,8 +43,8 @@ def create_key(store: FleetStore, name: str, role: str, expires_days: int | None
         raise InputError("name", name, "at least one character that can be seen")
     if role not in list(Role):
         raise InputError("role", role, "one of " + ", ".join(Role))
-    if expires_days is not None and not 1 <= expires_days <= MOST_DAYS:
-        raise InputError("expires_days", expires_days, f"from 1 to {MOST_DAYS} days")
+    if expires_days is not None and not 1 <= expires_days <= MAX_DAYS:
+        raise InputError("expires_days", expires_days, f"from 1 to {MAX_DAYS} days")
     now = datetime.now(UTC)
     data = {
         "id": uuid.uuid4().hex[:12],

@@ -27,7 +27,7 @@ FAIRNESS_WINDOW = timedelta(hours=1)
 NOMINAL_JOB_S = 30.0
 """What a job that is granted now counts as for its principal, until it has used anything."""
 
-MOST_QUEUED_EACH = 200
+MAX_QUEUED_EACH = 200
 """Jobs of a principal that are looked at, the oldest; with so many in the queue the newest would wait all the same."""
 
 
@@ -84,7 +84,7 @@ def schedule(store: FleetStore, queue: Queue, pool: str) -> Sequence[Job]:
     nodes, leased = store.nodes(pool), store.leased_nodes(pool)
     if len(leased) >= len(nodes):
         return ()
-    queued = store.queued_jobs(pool, most_each=MOST_QUEUED_EACH)
+    queued = store.queued_jobs(pool, most_each=MAX_QUEUED_EACH)
     if not queued:
         return ()
     now = store.now()

@@ -41,11 +41,8 @@ from autotune.tuning.ownership import process_owner
 from autotune.tuning.service import check_request
 
 log = logging.getLogger("autotune.fleet")
-
-MOST_CONFLICTS = 20
-
-MOST_CHECKED = 10_000
-
+MAX_CONFLICTS = 20
+MAX_CHECKED = 10_000
 POOL_TRUST_S = 5.0
 
 
@@ -94,7 +91,7 @@ class FleetService:
             return
         check_request(model, cluster, workload, space)
         self._checked[asked] = None
-        if len(self._checked) > MOST_CHECKED:
+        if len(self._checked) > MAX_CHECKED:
             self._checked.popitem(last=False)
 
     def submit(self, submission: Submission) -> tuple[Tuning, bool]:
@@ -162,7 +159,7 @@ class FleetService:
 
     def _end(self, tuning: Tuning, reason: str) -> Tuning:
         """Makes a tuning CANCELLED whoever advances it: they find themselves without their claim."""
-        for _ in range(MOST_CONFLICTS):
+        for _ in range(MAX_CONFLICTS):
             if tuning.state.ended:
                 return tuning
             changes = {"state": TuningState.CANCELLED, "owner": "", "stop_reason": reason, "message": ""}

@@ -23,7 +23,7 @@ UNSENT_AFTER_S = 5.0
 CANARY_AFTER_S = 30.0
 """A node that does nothing and was not heard of for so long is asked to prove that it consumes."""
 
-MOST_ADVANCED = 100
+MAX_ADVANCED = 100
 """Tunings that a sweep has advanced, in turns: a thousand that wait for nodes would else fill the tuners' queue faster
 than it empties, and new requests would wait behind them."""
 
@@ -47,7 +47,7 @@ def sweep(store: FleetStore, queue: Queue, merge: Merge) -> None:
     pools = sorted({node.pool for node in nodes})
     _each("check health in", pools, lambda pool: check_quarantined(store, queue, pool))
     _each("schedule", pools, lambda pool: schedule(store, queue, pool))
-    most = max(MOST_ADVANCED - queue.backlog(), ALWAYS_ADVANCED)
+    most = max(MAX_ADVANCED - queue.backlog(), ALWAYS_ADVANCED)
     _each("advance", store.due_tunings()[:most], queue.advance)
     silent = [node for node in nodes if node.name not in leased and is_canary_due(node, now)]
     _each("canary", silent, lambda node: queue.canary(node.name, node.session))

@@ -10,7 +10,7 @@ from autotune.catalog.recognition import recognise
 from autotune.cost.parameters import total_parameters
 from autotune.cost.work import model_flops_per_token
 from autotune.errors import InputError
-from autotune.imports.logs import GIB, LogFile, Step, TrainingLog, Value
+from autotune.imports.logs import GIB, LogFile, LoggedStep, TrainingLog, Value
 from autotune.specs import ClusterSpec, Failure, FailureKind, ModelSpec, Norm, Plan, Position, Workload
 from autotune.specs.imported import ImportedRun
 
@@ -18,25 +18,22 @@ from autotune.specs.imported import ImportedRun
 # From the steps of a log to one figure: warm-up dropped, the median, and its interval.
 
 WARMUP_STEPS = 5
-
 """Steps after a start that are not timed: allocators, autotuners and clocks settle in them."""
 
-LEAST_LINES = 3
-
+MIN_LINES = 3
 """A median of fewer says little."""
 
 OUTSIDE = 0.025
-
 """Chance that is left on either side of the interval."""
 
 
-def settled(steps: Sequence[Step]) -> list[Step]:
+def settled(steps: Sequence[LoggedStep]) -> list[LoggedStep]:
     """The steps without warm-up: after a start, the first line and the WARMUP_STEPS steps from there.
 
     The first line's time may be a mean over many steps, warm-up included, so it goes in any case. A number that does
     not grow is another start (a restarted job that appends to its log), with a warm-up of its own.
     """
-    kept: list[Step] = []
+    kept: list[LoggedStep] = []
     start = last = None
     for step in steps:
         if start is None or last is None or step.number <= last:
@@ -70,11 +67,8 @@ def median_interval(times_s: Sequence[float]) -> tuple[float, float, float]:
 # The model behind a log: the one that the user names, if the log can be of it, else the shape that the log prints.
 
 COMPARED = ("layers", "hidden", "heads", "kv_heads", "ffn", "experts", "gated", "tied")
-
 SHAPE_FACTS = ("layers", "hidden", "heads", "ffn", "vocab", "gated", "tied", "norm", "position")
-
 PADDING = 0.05
-
 """Frameworks pad the vocabulary, and count buffers or not: parameter counts differ by less than this share."""
 
 
@@ -134,7 +128,6 @@ def _printed(log: TrainingLog) -> ModelSpec:
 # Whether a log's GPUs are those of the cluster that the user names.
 
 ANY_MEMORY = 1
-
 """A log tells a GPU's name; its memory is not asked for."""
 
 
@@ -146,9 +139,7 @@ def require_gpu(file: LogFile, line: int, name: str, cluster: ClusterSpec) -> No
 
 
 OPTION = {"seq_len": "--seq-len", "global_batch": "--global-batch", "dtype": "--dtype", "devices": "--cluster"}
-
 PLAN_FACTS = ("tp", "pp", "micro_batch", "zero_stage", "recompute")
-
 """Fields of a plan without a value that could be taken for granted."""
 
 
@@ -276,9 +267,9 @@ def _peak(log: TrainingLog, peak_bytes: float | None, cluster: ClusterSpec) -> i
 def _speed(log: TrainingLog, model: ModelSpec, workload: Workload, cluster: ClusterSpec) -> dict[str, object]:
     """The median over settled steps as tokens a second and GPU, with its interval."""
     kept = settled(log.steps)
-    if len(kept) < LEAST_LINES:
+    if len(kept) < MIN_LINES:
         allowed = (
-            f"{LEAST_LINES} timed steps are needed beyond the first line and {WARMUP_STEPS} steps of warm-up, or an "
+            f"{MIN_LINES} timed steps are needed beyond the first line and {WARMUP_STEPS} steps of warm-up, or an "
             "out-of-memory error; nothing of this log is imported"
         )
         raise InputError(log.file.name, f"{len(log.steps)} timed steps", allowed)

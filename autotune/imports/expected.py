@@ -8,10 +8,10 @@ from dataclasses import dataclass
 import numpy as np
 
 from autotune.cost.table import PlanTable
-from autotune.imports.learning import Readings, alike, framework_of, lessons_from, same_request, trials_of, with_links
+from autotune.imports.learning import Readings, alike, framework_of, same_request, transfers_from, trials_of, with_links
 from autotune.search.core import NINETY_PERCENT, Search
 from autotune.search.offline import nearest_misses
-from autotune.search.ranking import Standing
+from autotune.search.ranking import RankedPlan
 from autotune.specs import ClusterSpec, Estimate, ModelSpec, Plan, Profile, Workload
 from autotune.specs.imported import ImportedRun
 
@@ -36,7 +36,7 @@ class ExpectedPlan:
     tokens_per_s_per_gpu: float
     interval: tuple[float, float]
     p_fits: float
-    imported: Standing | None
+    imported: RankedPlan | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,7 +46,7 @@ class ExpectedRanking:
     Args:
         legal: plans that were weighed.
         same: imported runs of this very request.
-        lessons: plans that other runs on such a cluster taught of.
+        transfers: plans that other runs on such a cluster taught of.
         readings: imported collective readings on this cluster.
         framework: whose habits the estimates assume.
         plans: best first.
@@ -54,7 +54,7 @@ class ExpectedRanking:
 
     legal: int
     same: int
-    lessons: int
+    transfers: int
     readings: int
     framework: str
     plans: tuple[ExpectedPlan, ...]
@@ -73,7 +73,7 @@ def rank_with_history(
 ) -> ExpectedRanking:
     """The best `limit` plans of a table by expectation.
 
-    Runs of this very request are its history; all other runs on such a cluster are lessons.
+    Runs of this very request are its history; all other runs on such a cluster are transfers.
 
     Args:
         model: what is trained.
@@ -92,11 +92,11 @@ def rank_with_history(
     same = same_request(runs, model, cluster, workload)
     others = [run for run in runs if run not in same]
     framework = framework_of(same or [run for run in others if alike(run.cluster, cluster)])
-    lessons = lessons_from(others, cluster, readings, profile)
+    transfers = transfers_from(others, cluster, readings, profile)
     found = readings(cluster)
     search = Search(
         model, cluster, workload, plans=table, profile=with_links(profile, cluster, found), history=trials_of(same),
-        lessons=lessons, framework=framework,
+        transfers=transfers, framework=framework,
     )  # fmt: skip
     plans = _expected(search, limit)
     if not plans:
@@ -104,7 +104,7 @@ def rank_with_history(
     return ExpectedRanking(
         legal=search.legal,
         same=len(same),
-        lessons=len(lessons),
+        transfers=len(transfers),
         readings=len(found),
         framework=framework.name,
         plans=tuple(plans),
@@ -112,21 +112,21 @@ def rank_with_history(
 
 
 def _expected(search: Search, limit: int) -> list[ExpectedPlan]:
-    belief = search.belief()
-    measured = {standing.plan: standing for standing in search.standings()}
-    rows = np.flatnonzero(belief.p_fits >= MAY_FIT)
-    order = rows[np.argsort(-belief.log_mean[rows], kind="stable")][:limit]
+    posterior = search.posterior()
+    measured = {ranked.plan: ranked for ranked in search.ranking()}
+    rows = np.flatnonzero(posterior.p_fits >= MAY_FIT)
+    order = rows[np.argsort(-posterior.log_mean[rows], kind="stable")][:limit]
     plans = []
     for row in (int(i) for i in order):
-        plan, middle = search.table.plan(row), float(np.exp(belief.log_mean[row]))
-        spread = float(np.exp(NINETY_PERCENT * belief.log_sd[row]))
+        plan, middle = search.table.plan(row), float(np.exp(posterior.log_mean[row]))
+        spread = float(np.exp(NINETY_PERCENT * posterior.log_sd[row]))
         plans.append(
             ExpectedPlan(
                 plan=plan,
                 estimate=search.estimates.row(row),
                 tokens_per_s_per_gpu=middle,
                 interval=(middle / spread, middle * spread),
-                p_fits=float(belief.p_fits[row]),
+                p_fits=float(posterior.p_fits[row]),
                 imported=measured.get(plan),
             )
         )

@@ -1,4 +1,4 @@
-"""What imports of one source teach: lessons on the estimate's errors, trials to start from, and links.
+"""What imports of one source teach: transfers on the estimate's errors, trials to start from, and links.
 
 They never stand among a tuning's own results: its plans are measured anew, imported ones first.
 """
@@ -15,8 +15,8 @@ from autotune.cost.estimate import estimate_table
 from autotune.cost.framework import FRAMEWORKS, TORCH, Framework
 from autotune.cost.table import PlanTable
 from autotune.errors import MissingMeasurementError
-from autotune.search.posterior import Lesson
-from autotune.search.transfer import Shown, lessons_of, merged
+from autotune.search.posterior import TransferObservation
+from autotune.search.transfer import Shown, merged, transfers_of
 from autotune.specs import (
     ClusterSpec,
     CollectiveReading,
@@ -58,10 +58,10 @@ def trials_of(runs: Iterable[ImportedRun]) -> list[Trial]:
     return [_trial(number, run) for number, run in enumerate(told)]
 
 
-def lessons_from(
+def transfers_from(
     runs: Iterable[ImportedRun], cluster: ClusterSpec, readings: Readings, profile: Profile | None = None
-) -> list[Lesson]:
-    """What runs on such a cluster showed of the estimate's errors: one lesson a plan.
+) -> list[TransferObservation]:
+    """What runs on such a cluster showed of the estimate's errors: one transfer a plan.
 
     Args:
         runs: of any model, size and workload; those on other devices or links are left out, and so are those that no
@@ -75,9 +75,9 @@ def lessons_from(
         if alike(run.cluster, cluster):
             groups.setdefault((*_request(run), run.framework), []).append(run)
     return merged(
-        lesson
+        transfer
         for group in groups.values()
-        for lesson in _lessons(group, _calibration(group[0].cluster, cluster, readings, profile))
+        for transfer in _transfers(group, _calibration(group[0].cluster, cluster, readings, profile))
     )
 
 
@@ -117,7 +117,7 @@ def _calibration(
     return with_links(profile, cluster, readings(cluster))
 
 
-def _lessons(group: Sequence[ImportedRun], profile: Profile | None) -> list[Lesson]:
+def _transfers(group: Sequence[ImportedRun], profile: Profile | None) -> list[TransferObservation]:
     first = group[0]
     by_plan: dict[Plan, list[ImportedRun]] = {}
     for run in group:
@@ -129,7 +129,7 @@ def _lessons(group: Sequence[ImportedRun], profile: Profile | None) -> list[Less
         estimates = estimate_table(first.model, first.cluster, first.workload, table, profile, framework)
     except MissingMeasurementError:
         return []  # an error of the estimate shows only where there is one
-    return lessons_of(plans, estimates, [_shown(by_plan[plan]) for plan in plans])
+    return transfers_of(plans, estimates, [_shown(by_plan[plan]) for plan in plans])
 
 
 def _shown(repeats: Sequence[ImportedRun]) -> Shown:

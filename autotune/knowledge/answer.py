@@ -12,12 +12,12 @@ from autotune.knowledge.nearness import Change, Near, changes, nearest
 from autotune.knowledge.settling import Settlement, settlement
 from autotune.knowledge.transfer import Carried, carry, moved_profile, taught
 from autotune.ports.store import KnowledgeStore
-from autotune.search.posterior import Lesson
+from autotune.search.posterior import TransferObservation
 from autotune.search.transfer import merged
 from autotune.specs import BestEntry, ClusterSpec, Fingerprint, ModelSpec, Profile, Tuning, Workload
 from autotune.specs.knowledge import MEASURED
 
-MOST_TEACHERS = 5
+MAX_TEACHERS = 5
 """Near tunings whose trials teach a new one."""
 
 
@@ -145,12 +145,12 @@ def _carried(
     own = store.profile(cluster.key)
     profile = own or _moved(store, entries, cluster)
     try:
-        lessons = [lesson for entry in entries for lesson in lessons_behind(store, entry)]
+        transfers = [transfer for entry in entries for transfer in transfers_behind(store, entry)]
         found = carry(
             model,
             cluster,
             workload,
-            merged(lessons),
+            merged(transfers),
             profile,
             measured_network=own is not None,
             same_model=any(entry.model.key == model.key for entry in entries),
@@ -160,26 +160,26 @@ def _carried(
     return found, "" if found else "no legal plan is expected to fit in memory"
 
 
-def earlier_lessons(store: KnowledgeStore, tuning: Tuning) -> list[Lesson]:
+def earlier_transfers(store: KnowledgeStore, tuning: Tuning) -> list[TransferObservation]:
     """What earlier tunings of the same question, and of near ones, showed of the estimate's errors."""
     model, cluster, workload = tuning.model, tuning.cluster, tuning.workload
     parameters = float(total_parameters(model))
     entries = [entry for entry in store.best_exact(model, cluster, workload) if entry.source == MEASURED]
     near = nearest(
         [item for item in store.best_near(model, parameters, cluster, workload) if item.source == MEASURED],
-        model, parameters, cluster, workload, limit=MOST_TEACHERS,
+        model, parameters, cluster, workload, limit=MAX_TEACHERS,
     )  # fmt: skip
     known = {entry.id for entry in entries}
     entries += [store.best_entry(item.entry.id) for item in near if item.entry.id not in known]
     try:
         return merged(
-            lesson for entry in entries if entry.tuning_id != tuning.id for lesson in lessons_behind(store, entry)
+            transfer for entry in entries if entry.tuning_id != tuning.id for transfer in transfers_behind(store, entry)
         )
     except MissingMeasurementError:
         return []  # an entry's cluster has no speeds any more: its trials cannot be judged
 
 
-def lessons_behind(store: KnowledgeStore, entry: BestEntry) -> list[Lesson]:
+def transfers_behind(store: KnowledgeStore, entry: BestEntry) -> list[TransferObservation]:
     """What the trials of the tuning behind an entry teach; nothing where there was none."""
     if entry.tuning_id is None:
         return []

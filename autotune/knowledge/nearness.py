@@ -18,13 +18,10 @@ from autotune.specs import BestEntry, ClusterSpec, Fingerprint, ModelSpec, NearE
 # same model on another number of devices is nearer than one of another model.
 
 A_DOUBLING = {"devices": 0.05, "seq_len": 0.06, "global_batch": 0.03, "parameters": 0.10}
-
 """What each doubling (or halving) adds."""
 
 OTHER_MODEL, OTHER_NODE_SIZE, IMPORTED = 0.15, 0.10, 0.05
-
-MOST_NEAR = 1.5
-
+MAX_NEAR = 1.5
 """An entry farther than this says nothing about the question."""
 
 
@@ -58,7 +55,7 @@ def nearest(
     """
     key = model.key
     found = [_near(entry, key, parameters, cluster, workload) for entry in entries]
-    close = [item for item in found if item.distance <= MOST_NEAR]
+    close = [item for item in found if item.distance <= MAX_NEAR]
     return sorted(close, key=lambda item: (item.distance, -item.entry.measured_at.timestamp()))[:limit]
 
 

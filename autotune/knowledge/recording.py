@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from autotune.cost.parameters import total_parameters
 from autotune.ports.store import KnowledgeStore
-from autotune.search.ranking import Best, Standing, best_of, undecided
+from autotune.search.ranking import Best, RankedPlan, best_of, undecided
 from autotune.specs import BestEntry, Fingerprint, RunnerUp, Tuning
 
 
@@ -26,7 +26,7 @@ def entry_of(tuning: Tuning, best: Best, fingerprint: Fingerprint | None) -> Bes
         best: its winner.
         fingerprint: of the winner's newest trial.
     """
-    standing = best.standing
+    ranked = best.ranked
     readings = [trial.reading for trial in best.trials if trial.reading is not None]
     moments = [trial.finished_at or trial.started_at for trial in best.trials]
     return BestEntry(
@@ -34,11 +34,11 @@ def entry_of(tuning: Tuning, best: Best, fingerprint: Fingerprint | None) -> Bes
         parameters=float(total_parameters(tuning.model)),
         cluster=tuning.cluster,
         workload=tuning.workload,
-        plan=standing.plan,
-        tokens_per_s_per_gpu=standing.tokens_per_s_per_gpu,
-        interval=standing.interval,
-        repeats=standing.repeats,
-        peak_bytes=round(standing.peak_bytes) or None,
+        plan=ranked.plan,
+        tokens_per_s_per_gpu=ranked.tokens_per_s_per_gpu,
+        interval=ranked.interval,
+        repeats=ranked.repeats,
+        peak_bytes=round(ranked.peak_bytes) or None,
         memory_source=readings[0].memory_source if readings else "",
         runner_up=_runner_up(best),
         reason=best.reason,
@@ -58,11 +58,11 @@ def _runner_up(best: Best) -> RunnerUp | None:
         tokens_per_s_per_gpu=second.tokens_per_s_per_gpu,
         interval=second.interval,
         repeats=second.repeats,
-        too_close=second.plan in best.too_close or _undecided(best.standing, second),
+        too_close=second.plan in best.too_close or _undecided(best.ranked, second),
     )
 
 
-def _undecided(one: Standing, other: Standing) -> bool:
+def _undecided(one: RankedPlan, other: RankedPlan) -> bool:
     """Whether the measurements leave open which of two is faster."""
     first, second = sorted((one, other), key=lambda item: -item.tokens_per_s_per_gpu)
     return bool(undecided((first, second)))

@@ -1,8 +1,9 @@
 """Transfer: from what was measured elsewhere to an estimate for a question that nobody measured.
 
-The search's belief does the work: the known tuning's trials are lessons, its profile gives the speeds of kernels and
-links. What nobody measured is stated in the interval: on another number of nodes the network is another one, of
-which published clusters show the range; and what the lessons showed but the belief does not explain may stay or go.
+The search's posterior does the work: the known tuning's trials are transfers, its profile gives the speeds of kernels
+and links. What nobody measured is stated in the interval: on another number of nodes the network is another one, of
+which published clusters show the range; and what the transfers showed but the posterior does not explain may stay or
+go.
 """
 
 from __future__ import annotations
@@ -19,10 +20,10 @@ from autotune.cost.table import PlanTable
 from autotune.search.core import NINETY_PERCENT, NOT_THE_PLANS_FAULT, Search
 from autotune.search.peaks import SAFE
 from autotune.search.physics import PARAMETERS, behaviour
-from autotune.search.posterior import Belief, Lesson
+from autotune.search.posterior import Posterior, TransferObservation
 from autotune.search.ranking import peak_memory_bytes
 from autotune.search.space import Runtime
-from autotune.search.transfer import Shown, lessons_of
+from autotune.search.transfer import Shown, transfers_of
 from autotune.specs import ClusterSpec, Estimate, FailureKind, ModelSpec, Plan, Profile, Trial, Workload
 
 NETWORK_SLOWER, NETWORK_FASTER = 20.0, 4.0
@@ -69,7 +70,7 @@ def taught(
     trials: Sequence[Trial],
     profile: Profile | None,
     framework: Framework = TORCH,
-) -> list[Lesson]:
+) -> list[TransferObservation]:
     """What the trials of a tuning teach about other ones: each against its estimate.
 
     Args:
@@ -89,7 +90,7 @@ def taught(
         return []
     plans = list(shown)
     estimates = estimate_table(model, cluster, workload, PlanTable.of(plans), profile, framework)
-    return lessons_of(plans, estimates, [_shown(shown[plan], cluster) for plan in plans])
+    return transfers_of(plans, estimates, [_shown(shown[plan], cluster) for plan in plans])
 
 
 def _shown(trials: Sequence[Trial], cluster: ClusterSpec) -> Shown:
@@ -124,7 +125,7 @@ def carry(
     model: ModelSpec,
     cluster: ClusterSpec,
     workload: Workload,
-    lessons: Sequence[Lesson],
+    transfers: Sequence[TransferObservation],
     profile: Profile | None,
     *,
     measured_network: bool,
@@ -139,52 +140,59 @@ def carry(
         model: asked for.
         cluster: asked for.
         workload: asked for.
-        lessons: of the known tuning.
+        transfers: of the known tuning.
         profile: for the asked cluster (`moved_profile`).
         measured_network: whether the links of the asked number of nodes were measured.
-        same_model: whether the lessons are of this model.
+        same_model: whether the transfers are of this model.
         plans: to choose from; by default all legal ones.
         runtime: whose legality rules hold.
         framework: whose habits the estimates assume.
     """
     search = Search(
-        model, cluster, workload, plans=plans, profile=profile, lessons=lessons, runtime=runtime, framework=framework
+        model,
+        cluster,
+        workload,
+        plans=plans,
+        profile=profile,
+        transfers=transfers,
+        runtime=runtime,
+        framework=framework,
     )
-    belief = search.belief()
-    fits = belief.p_fits >= SAFE
+    posterior = search.posterior()
+    fits = posterior.p_fits >= SAFE
     if not fits.any():
-        fits = belief.p_fits >= 0.5
+        fits = posterior.p_fits >= 0.5
     if not fits.any():
         return None
-    row = int(np.argmax(np.where(fits, belief.log_mean, -np.inf)))
+    row = int(np.argmax(np.where(fits, posterior.log_mean, -np.inf)))
     plan = search.table.plan(row)
-    slower, faster = (0.0, 0.0) if measured_network or cluster.nodes == 1 else _network_doubt(search, belief, row)
-    unexplained = _unexplained(search, belief, row, lessons)
-    spreads = (belief.log_sd[row], 0.0 if same_model else OTHER_MODEL_SD, unexplained)
+    slower, faster = (0.0, 0.0) if measured_network or cluster.nodes == 1 else _network_doubt(search, posterior, row)
+    unexplained = _unexplained(search, posterior, row, transfers)
+    spreads = (posterior.log_sd[row], 0.0 if same_model else OTHER_MODEL_SD, unexplained)
     own = NINETY_PERCENT * float(np.linalg.norm(spreads))
-    middle = float(belief.log_mean[row])
+    middle = float(posterior.log_mean[row])
     return Carried(
         plan=plan,
         tokens_per_s_per_gpu=float(np.exp(middle)),
         interval=(float(np.exp(middle - np.hypot(own, slower))), float(np.exp(middle + np.hypot(own, faster)))),
-        p_fits=float(belief.p_fits[row]),
+        p_fits=float(posterior.p_fits[row]),
         estimate=search.estimate_of(plan),
-        trial_gpu_s=float(belief.trial_gpu_s[row]),
+        trial_gpu_s=float(posterior.trial_gpu_s[row]),
     )
 
 
-def _unexplained(search: Search, belief: Belief, row: int, lessons: Sequence[Lesson]) -> float:
-    """By how much (ln) the lessons were off, on average, beyond what is believed of this plan for it."""
-    errors = [lesson.log_speed for lesson in lessons if lesson.log_speed is not None]
+def _unexplained(search: Search, posterior: Posterior, row: int, transfers: Sequence[TransferObservation]) -> float:
+    """By how much (ln) the transfers were off, on average, beyond what is believed of this plan for it."""
+    errors = [transfer.log_speed for transfer in transfers if transfer.log_speed is not None]
     if not errors:
         return 0.0
-    believed = float(belief.log_mean[row] - np.log(search.estimates.tokens_per_s_per_gpu[row]))
+    believed = float(posterior.log_mean[row] - np.log(search.estimates.tokens_per_s_per_gpu[row]))
     return abs(float(np.mean(errors)) - believed)
 
 
-def _network_doubt(search: Search, belief: Belief, row: int) -> tuple[float, float]:
+def _network_doubt(search: Search, posterior: Posterior, row: int) -> tuple[float, float]:
     """By how much (ln) a step is slower or faster if links between nodes are at either end of their 90 %."""
-    mean = np.array([belief.calibration[name][0] for name in PARAMETERS], dtype=np.float64)
+    mean = np.array([posterior.calibration[name][0] for name in PARAMETERS], dtype=np.float64)
     network = np.array([name in NETWORK_TERMS for name in PARAMETERS], dtype=np.float64)
     rows = np.array([row], dtype=np.intp)
     at, slow, fast = (

@@ -120,7 +120,7 @@ class FleetStore(KnowledgeStore, Protocol):
     def node(self, name: str) -> Node:
         """The node of that name. Raises UnknownNameError."""
 
-    def beat_node(self, name: str, session: str) -> bool:
+    def renew_node(self, name: str, session: str) -> bool:
         """Renews the heartbeat; False if the session is not the node's any more."""
 
     def set_node_state(self, name: str, state: NodeState, reason: str) -> None:

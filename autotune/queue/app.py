@@ -18,19 +18,14 @@ from autotune.settings import BROKER_VARIABLE, Settings
 from autotune.specs.base import Name
 
 TUNER_QUEUE = "tuner"
-
 SWEEP_QUEUE = "sweep"  # of the tuners too, but never behind a thousand tunings that wait to be advanced
-
 LONGEST_DEADLINE_S = 3600
 
 # A message that is not acknowledged for this long is delivered again (kombu's restore_visible), so it must be longer
 # than any task: the longest probe, what starts and ends it, and what it waits for a database that is away.
 VISIBILITY_TIMEOUT_S = 2 * LONGEST_DEADLINE_S
-
 SEND_TIMEOUT_S = 3.0
-
 _CHECK_CONNECTION_S = 10  # kombu drops a silent BRPOP connection after this and its own timeout
-
 _START_S = 60.0  # a worker process may take this long to say that it is up, on a machine that is busy measuring
 
 
@@ -109,15 +104,11 @@ def shown(url: str) -> str:
 # ----------------------------------------------------------------------------------------------------
 # What each task's message may carry: ids, and nothing else. Everything else is refused before it is used.
 
-MOST_TOKEN = 2**63 - 1
-
-MOST_TUNINGS = 1000
-
+MAX_TOKEN = 2**63 - 1
+MAX_TUNINGS = 1000
 Id = Annotated[str, Field(min_length=1, max_length=64, pattern=r"^[A-Za-z0-9_.-]+$")]
-
 GpuSeconds = Annotated[float, Field(gt=0, allow_inf_nan=False)]
-
-Token = Annotated[int, Field(ge=1, le=MOST_TOKEN)]
+Token = Annotated[int, Field(ge=1, le=MAX_TOKEN)]
 
 
 class TaskName(StrEnum):
@@ -133,7 +124,7 @@ class TaskName(StrEnum):
 
 
 _PAYLOADS: Mapping[TaskName, TypeAdapter[Any]] = {
-    TaskName.ADVANCE: TypeAdapter(Annotated[tuple[Id, ...], Field(min_length=1, max_length=MOST_TUNINGS)]),  # tunings
+    TaskName.ADVANCE: TypeAdapter(Annotated[tuple[Id, ...], Field(min_length=1, max_length=MAX_TUNINGS)]),  # tunings
     TaskName.SCHEDULE: TypeAdapter(tuple[Name]),  # pool
     TaskName.RUN: TypeAdapter(tuple[Id, Token]),  # job, the grant's token
     TaskName.CANARY: TypeAdapter(tuple[Id]),  # session

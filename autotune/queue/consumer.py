@@ -19,13 +19,9 @@ from celery.worker.state import reserved_requests
 from autotune.queue.app import TaskName
 
 log = logging.getLogger("autotune.consumer")
-
 Receive = Callable[[Any], None]
-
 _TEXTS = ("task", "id")
-
 _NOT_USED = ("eta", "expires", "group", "group_index", "shadow", "compression")
-
 _EMPTY = {"timelimit": (None, [None, None]), "retries": (None, 0), "stamps": (None, {})}
 
 
@@ -84,7 +80,7 @@ def _fault_of_body(message: Any) -> str:
 _EVERY_S = 2.0
 
 
-class CreditCheck(bootsteps.StartStopStep):  # type: ignore[misc]
+class PrefetchCheck(bootsteps.StartStopStep):  # type: ignore[misc]
     """A step of Celery's consumer: looks now and then, on its event loop."""
 
     requires = ("celery.worker.consumer.tasks:Tasks",)

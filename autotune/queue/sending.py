@@ -21,7 +21,7 @@ log = logging.getLogger("autotune.queue")
 Answer = TypeVar("Answer")
 
 # More of these messages than this do nothing more: who was away must not find thousands of them when it comes back.
-_MOST_WAITING = 4
+_MAX_WAITING = 4
 # Shorter than a beat's pause (workers.beat), so that each sweep is really tried.
 _AWAY_S = 3.0
 
@@ -91,7 +91,7 @@ class CeleryQueue:
         waiting = self._ask(self._counted(queue), f"{task}{arguments} was not sent")
         if waiting is None:
             return False
-        return waiting >= _MOST_WAITING or self._send(task, arguments, queue)
+        return waiting >= _MAX_WAITING or self._send(task, arguments, queue)
 
     def _send(self, task: TaskName, arguments: Sequence[str | float | None], queue: str) -> bool:
         def send() -> bool:

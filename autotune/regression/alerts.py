@@ -19,8 +19,8 @@ log = logging.getLogger("autotune.alerts")
 LEASE = timedelta(minutes=2)
 """How long one process may take to send one alert, before another takes it."""
 
-FIRST_PAUSE, MOST_PAUSE = timedelta(seconds=5), timedelta(hours=6)
-MOST_ATTEMPTS = 20  # over about two days
+FIRST_PAUSE, MAX_PAUSE = timedelta(seconds=5), timedelta(hours=6)
+MAX_ATTEMPTS = 20  # over about two days
 PATIENCE_S = 60.0
 NEVER = datetime(9999, 1, 1, tzinfo=UTC)
 
@@ -79,7 +79,7 @@ def _send(store: RegressionStore, alert: Alert, sender: Sender, now: datetime) -
         sender.send(alert)
     except SendError as error:
         attempts = alert.attempts + 1
-        due_at = now + min(FIRST_PAUSE * 2 ** (attempts - 1), MOST_PAUSE) if attempts < MOST_ATTEMPTS else NEVER
+        due_at = now + min(FIRST_PAUSE * 2 ** (attempts - 1), MAX_PAUSE) if attempts < MAX_ATTEMPTS else NEVER
         store.note_alert(alert.key, sent_at=None, due_at=due_at, error=str(error))
         log.warning("alert %s by %s: %s", alert.key, alert.channel, error)
         return False

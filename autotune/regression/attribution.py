@@ -37,14 +37,10 @@ from autotune.specs.regression import Attribution, CauseKind, CheckRole, CheckWi
 # different work are compared fairly; its excess is the growth less the median of the others'. Excesses of baseline
 # windows among each other tell the noise.
 
-LEAST_EXCESS = 0.05
-
+MIN_EXCESS = 0.05
 PRIOR_SD = 0.02
-
 PRIOR_COUNT = 4
-
 SDS = 4.0
-
 """How many standard deviations of the noise an excess must have."""
 
 
@@ -64,7 +60,7 @@ def slow_ranks(
     if len(ranks) < 2:
         return None
     growths = {rank: _growth(rank, before, after) for rank in ranks}
-    limit = max(LEAST_EXCESS, SDS * _noise(ranks, before) / float(np.sqrt(len(now))))
+    limit = max(MIN_EXCESS, SDS * _noise(ranks, before) / float(np.sqrt(len(now))))
     hosts = _hosts(now)
     node = _slow_node(entry, growths, limit)
     if node is not None:
@@ -139,7 +135,6 @@ def _hosts(windows: Sequence[CheckWindow]) -> dict[int, str]:
 # Memory as a cause, and how the peak of a plan changed. Pure.
 
 FULL = 0.97
-
 """From this share of a device's memory on an allocator flushes and begins anew without failing, and steps slow down."""
 
 
@@ -167,17 +162,13 @@ def out_of_memory(message: str) -> Attribution:
 
 
 CONTROL_ERROR = 0.01
-
 """Probability that a control that did not change is taken for a slower one, one look."""
 
-LEAST_SLOWDOWN = 0.02
-
+MIN_SLOWDOWN = 0.02
 ENOUGH = 0.5
-
 """The share of a loss that a cause must be able to explain."""
 
 CLEAR = 0.8
-
 """From this share of a step's growth on it was computing that grew, or was not."""
 
 KINDS = {
@@ -188,7 +179,7 @@ KINDS = {
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Evidence:
+class CauseEvidence:
     """All that an attribution depends on.
 
     Args:
@@ -210,7 +201,7 @@ class Evidence:
     changed: Sequence[Change] = ()
 
 
-def attribute(evidence: Evidence) -> Attribution:
+def attribute(evidence: CauseEvidence) -> Attribution:
     """The cause of a loss, with how every control changed."""
     trace = _typical(evidence.baseline)
     found = [_control(role, evidence, trace) for role in controls(evidence.entry)]
@@ -226,7 +217,7 @@ def attribute(evidence: Evidence) -> Attribution:
     return cause.model_copy(update={"controls": tuple(found), "changed": changed})
 
 
-def _moved(evidence: Evidence) -> Attribution | None:
+def _moved(evidence: CauseEvidence) -> Attribution | None:
     """Windows on different nodes say nothing of any of them."""
     traces = [window.trace for window in evidence.now if window.trace is not None]
     places = {tuple(rank.hostname for rank in trace.ranks) for trace in traces}
@@ -235,7 +226,7 @@ def _moved(evidence: Evidence) -> Attribution | None:
     return Attribution(kind=CauseKind.CANNOT_TELL, text="the check was measured on other nodes from window to window")
 
 
-def _control(role: CheckRole, evidence: Evidence, trace: StepTrace | None) -> ControlChange:
+def _control(role: CheckRole, evidence: CauseEvidence, trace: StepTrace | None) -> ControlChange:
     before, now = evidence.roles.get(role, ((), ()))
     if not before or not now:
         return ControlChange(role=role, known=False)
@@ -248,7 +239,7 @@ def _control(role: CheckRole, evidence: Evidence, trace: StepTrace | None) -> Co
         role=role,
         effect=float(np.expm1(change)),
         interval=(float(np.expm1(low)), float(np.expm1(high))),
-        slower=bool(high < 0.0 and -change >= np.log1p(LEAST_SLOWDOWN)),
+        slower=bool(high < 0.0 and -change >= np.log1p(MIN_SLOWDOWN)),
         step_effect=_step_effect(role, evidence.entry, trace, (-high, -change, -low)),
     )
 
@@ -307,7 +298,7 @@ def _typical(windows: Sequence[CheckWindow]) -> StepTrace | None:
     )
 
 
-def _slower_control(evidence: Evidence, found: Sequence[ControlChange]) -> Attribution | None:
+def _slower_control(evidence: CauseEvidence, found: Sequence[ControlChange]) -> Attribution | None:
     able = [item for item in found if item.slower and item.step_effect[2] >= ENOUGH * evidence.loss]
     if len(able) > 1:
         able = _where_it_was_lost(able, evidence)
@@ -328,7 +319,7 @@ def _slower_control(evidence: Evidence, found: Sequence[ControlChange]) -> Attri
     return Attribution(kind=KINDS[worst.role], subject=subject, text=text)
 
 
-def _where_it_was_lost(able: Sequence[ControlChange], evidence: Evidence) -> list[ControlChange]:
+def _where_it_was_lost(able: Sequence[ControlChange], evidence: CauseEvidence) -> list[ControlChange]:
     """Of several slower controls those that are about where the traced steps grew; all where that is not clear."""
     before, now = _typical(evidence.baseline), _typical(evidence.now)
     if before is None or now is None or now.step_s <= before.step_s:
@@ -351,7 +342,7 @@ def subject_of(entry: BestEntry, role: CheckRole) -> str:
     return f"computing on {cluster.device.name} in {cluster.name}"
 
 
-def _software(evidence: Evidence) -> Attribution | None:
+def _software(evidence: CauseEvidence) -> Attribution | None:
     if not evidence.changed:
         return None
     names = "; ".join(item.text for item in evidence.changed)
@@ -363,7 +354,7 @@ def _names(changed: Sequence[Change]) -> str:
     return ", ".join(item.name for item in changed)
 
 
-def _plan(evidence: Evidence, found: Sequence[ControlChange]) -> Attribution:
+def _plan(evidence: CauseEvidence, found: Sequence[ControlChange]) -> Attribution:
     unknown = [subject_of(evidence.entry, item.role) for item in found if not item.known]
     most = _together(found)
     if not unknown and most < ENOUGH * evidence.loss:

@@ -8,9 +8,9 @@ from dataclasses import dataclass
 import numpy as np
 
 from autotune.knowledge.nearness import Change, changes
-from autotune.regression.attribution import Evidence, attribute, out_of_memory, peak_of
+from autotune.regression.attribution import CauseEvidence, attribute, out_of_memory, peak_of
 from autotune.regression.protocol import controls, given_up, order_of, windows_of
-from autotune.regression.verdict import BASELINE_WINDOWS, MOST_WINDOWS, Verdict, judge
+from autotune.regression.verdict import BASELINE_WINDOWS, MAX_WINDOWS, Verdict, judge
 from autotune.regression.windows import Baseline, baseline_of, noise_of_role, role_windows
 from autotune.specs import BestEntry, FailureKind, Fingerprint
 from autotune.specs.regression import (
@@ -112,7 +112,7 @@ def _compared(
     again = verdict.again
     if verdict.kind is VerdictKind.WORSE:
         cause = _cause(check, windows, baseline, background, verdict)
-        again = cause.kind is CauseKind.CANNOT_TELL and len(windows) < MOST_WINDOWS
+        again = cause.kind is CauseKind.CANNOT_TELL and len(windows) < MAX_WINDOWS
     elif verdict.kind is VerdictKind.BETTER or _is_new(baseline, background):
         again = again or len(windows) < BASELINE_WINDOWS  # later checks will be compared with these
     again = again and _affordable(check, windows, spent_gpu_s)
@@ -140,7 +140,7 @@ def _cause(
     check: Check, windows: Sequence[CheckWindow], baseline: Baseline, background: Background, verdict: Verdict
 ) -> Attribution:
     roles = list(controls(background.entry))
-    evidence = Evidence(
+    evidence = CauseEvidence(
         entry=background.entry,
         loss=-float(np.log1p(verdict.effect)),
         baseline=baseline.windows,

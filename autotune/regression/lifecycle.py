@@ -27,10 +27,10 @@ from autotune.specs.regression import (
 )
 from autotune.tuning.planner import PROBE_DEADLINE_S
 
-MOST_CHECKS = 400
+MAX_CHECKS = 400
 """Ended checks of a plan, and of a cluster, that a check is judged by: the newest."""
 
-STEPS_ALLOWED, MOST_DEADLINE_S = 300, 3600.0
+STEPS_ALLOWED, MAX_DEADLINE_S = 300, 3600.0
 
 RENEWED = frozenset({VerdictKind.UNCHANGED, VerdictKind.BETTER, VerdictKind.WORSE})
 """Verdicts whose measurement takes the place of the entry's."""
@@ -66,8 +66,8 @@ def background_of(store: RegressionStore, entry: BestEntry, fingerprint_key: str
         fingerprint_key: of the environment now.
         without: a check that is no part of it: the one that is judged, which somebody else may have ended just now.
     """
-    plans = store.checks(series=series_of(entry), state=CheckState.DONE, limit=MOST_CHECKS)[::-1]
-    cluster = store.checks(cluster_key=entry.cluster.key, state=CheckState.DONE, limit=MOST_CHECKS)[::-1]
+    plans = store.checks(series=series_of(entry), state=CheckState.DONE, limit=MAX_CHECKS)[::-1]
+    cluster = store.checks(cluster_key=entry.cluster.key, state=CheckState.DONE, limit=MAX_CHECKS)[::-1]
     same_plan, same_cluster = ([each for each in found if each.id != without] for found in (plans, cluster))
     keys = {check.fingerprint_key for check in same_plan if check.fingerprint_key}
     before: dict[str, Fingerprint] = {key: store.fingerprint(key) for key in keys}
@@ -137,4 +137,4 @@ def deadline_s(entry: BestEntry, request: ProbeRequest) -> float:
     if not isinstance(request, StepRequest):
         return PROBE_DEADLINE_S
     step_s = entry.workload.tokens_per_step / (entry.tokens_per_s_per_gpu * entry.cluster.devices)
-    return min(max(PROBE_DEADLINE_S, STEPS_ALLOWED * step_s), MOST_DEADLINE_S)
+    return min(max(PROBE_DEADLINE_S, STEPS_ALLOWED * step_s), MAX_DEADLINE_S)

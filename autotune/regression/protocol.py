@@ -1,8 +1,8 @@
 """Protocol: the order of measurements of one check. Pure: what was done decides what is next, whoever measures.
 
 A window holds REPEATS steps of the plan with three rounds of the controls before, between and after them. A check goes
-on, window by window, until its verdict and, where it is worse, the cause are decided, or MOST_WINDOWS are over. A
-measurement that failed is taken again, MOST_FAILURES times in a check at most.
+on, window by window, until its verdict and, where it is worse, the cause are decided, or MAX_WINDOWS are over. A
+measurement that failed is taken again, MAX_FAILURES times in a check at most.
 """
 
 from __future__ import annotations
@@ -35,20 +35,20 @@ from autotune.specs.regression import CheckMeasurement, CheckRole, CheckWindow, 
 ORDER = "CSSCSSSC"
 """One window: C is a round of all controls, S a step probe."""
 
-MOST_FAILURES = 3
-MOST_PAUSE = timedelta(minutes=30)
+MAX_FAILURES = 3
+MAX_PAUSE = timedelta(minutes=30)
 """A check that pauses for longer is abandoned: its windows would be of different times."""
 
-WARMUP_STEPS, LEAST_STEPS, MORE_STEPS = 2, 3, 3
+WARMUP_STEPS, MIN_STEPS, MORE_STEPS = 2, 3, 3
 """At least so many steps are timed, and so many more where they differ."""
 
-STEPS_S, MOST_SHORT_STEPS = 2.0, 40
+STEPS_S, MAX_SHORT_STEPS = 2.0, 40
 """Short steps are timed for so long, in so many at most: a tenth of a second tells of the moment, not of the plan."""
 
-CONTROL_S, LEAST_ITERATIONS, MOST_ITERATIONS = 0.3, 15, 200
+CONTROL_S, MIN_ITERATIONS, MAX_ITERATIONS = 0.3, 15, 200
 """A control is repeated for so long, going by how long it took the last time in this check."""
 
-LEAST_BYTES = 256 * 1024
+MIN_BYTES = 256 * 1024
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -77,7 +77,7 @@ def controls(entry: BestEntry) -> dict[CheckRole, ProbeRequest]:
         micro_batch=plan.micro_batch,
         recompute=plan.recompute,
         sequence_parallel=plan.sequence_parallel,
-        iterations=LEAST_ITERATIONS,
+        iterations=MIN_ITERATIONS,
     )
     return found
 
@@ -97,7 +97,7 @@ def step_of(entry: BestEntry) -> StepRequest:
 
 def least_steps(step_s: float) -> int:
     """How many steps of that duration are timed in one measurement at least."""
-    return max(LEAST_STEPS, min(MOST_SHORT_STEPS, ceil(STEPS_S / step_s)))
+    return max(MIN_STEPS, min(MAX_SHORT_STEPS, ceil(STEPS_S / step_s)))
 
 
 def order_of(entry: BestEntry) -> Sequence[tuple[CheckRole, ProbeRequest]]:
@@ -134,12 +134,12 @@ def given_up(done: Sequence[CheckMeasurement]) -> CheckMeasurement | None:
     memory = [item for item in failed if item.failure is FailureKind.OOM and item.role is CheckRole.WINNER]
     if len(memory) >= 2:
         return memory[-1]
-    return failed[-1] if len(failed) >= MOST_FAILURES else None
+    return failed[-1] if len(failed) >= MAX_FAILURES else None
 
 
 def is_interrupted(done: Sequence[CheckMeasurement], started_at: datetime, now: datetime) -> bool:
     """Whether a check that is gone on with now would be one of two different times."""
-    return now - max((item.at for item in done), default=started_at) > MOST_PAUSE
+    return now - max((item.at for item in done), default=started_at) > MAX_PAUSE
 
 
 def measured(wanted: Wanted, outcome: ProbeOutcome, at: datetime) -> CheckMeasurement:
@@ -203,13 +203,13 @@ def _all_reduce(entry: BestEntry, size: int, stride: int) -> CollectiveRequest:
     """One message of about what the plan sends at most: its gradients."""
     largest = LARGEST_BYTES[entry.cluster.device.kind]
     gradients = total_parameters(entry.model) / (entry.plan.tp * entry.plan.pp) * entry.workload.grad_dtype.size_bytes
-    bytes_ = round(min(max(gradients, LEAST_BYTES), largest))
+    bytes_ = round(min(max(gradients, MIN_BYTES), largest))
     return CollectiveRequest(
         op=CollectiveOp.ALL_REDUCE,
         group_size=size,
         stride=stride,
         sizes_bytes=(bytes_ - bytes_ % (4 * size),),
-        iterations=LEAST_ITERATIONS,
+        iterations=MIN_ITERATIONS,
     )
 
 
@@ -222,7 +222,7 @@ def _long_enough(request: ProbeRequest, speed: float) -> ProbeRequest:
             once_s = 1.0 / speed
         case _:
             return request
-    count = max(LEAST_ITERATIONS, min(MOST_ITERATIONS, ceil(CONTROL_S / once_s)))
+    count = max(MIN_ITERATIONS, min(MAX_ITERATIONS, ceil(CONTROL_S / once_s)))
     return request.model_copy(update={"iterations": count})
 
 

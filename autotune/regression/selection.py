@@ -18,19 +18,14 @@ from autotune.specs import BestEntry, Budget
 from autotune.specs.regression import Check, CheckCandidate
 
 NEVER_CHECKED_DAYS = 60.0
-
-LEAST_DAYS = 0.5
-
+MIN_DAYS = 0.5
 """What was checked a moment ago still has a weight: a budget that is left is used."""
 
 STALE_FACTOR, INCIDENT_FACTOR = 4.0, 3.0
-
 START_S, PROBE_S = 10.0, 2.0
-
 """Seconds until ranks are ready, and of what a probe takes beside its steps. Assumed until a check was measured."""
 
 USUAL_WINDOWS = 1.5
-
 """Windows of a check as a rule: one where nothing changed, two where something did."""
 
 CONTROLS = 3
@@ -107,7 +102,7 @@ def _chosen(candidate: CheckCandidate, environment: str | None, now: datetime) -
     days = NEVER_CHECKED_DAYS
     reasons = ["never checked"]
     if candidate.checked_at is not None:
-        days = max((now - candidate.checked_at).total_seconds() / 86400.0, LEAST_DAYS)
+        days = max((now - candidate.checked_at).total_seconds() / 86400.0, MIN_DAYS)
         reasons = [f"last checked {days:.1f} days ago"]
     weight = importance(candidate) * days
     if environment is not None and environment != candidate.environment_key:
@@ -150,14 +145,11 @@ def on_turn(
 # ----------------------------------------------------------------------------------------------------
 # Retuning: when a challenger may now win, and what a tuning may cost then. Pure.
 
-LEAST_TRIALS = 4
-
+MIN_TRIALS = 4
 """A budget for fewer trials than this finds nothing: it is not begun."""
 
 TRIALS_WITHOUT_BUDGET = 12
-
 TUNING_START_S, TRIAL_S, STEPS = 10.0, 3.0, 14
-
 """Assumed of a trial: seconds until ranks are ready, seconds beside its steps, and steps."""
 
 
@@ -174,5 +166,5 @@ def retune_budget(check: Check, entry: BestEntry, left_gpu_s: float | None) -> B
     if left_gpu_s is None:
         return Budget(max_trials=TRIALS_WITHOUT_BUDGET)
     step_s = entry.workload.tokens_per_step / (entry.tokens_per_s_per_gpu * entry.cluster.devices)
-    needed = entry.cluster.devices * (TUNING_START_S + LEAST_TRIALS * (TRIAL_S + STEPS * step_s))
+    needed = entry.cluster.devices * (TUNING_START_S + MIN_TRIALS * (TRIAL_S + STEPS * step_s))
     return Budget(gpu_s=left_gpu_s) if left_gpu_s >= needed else None

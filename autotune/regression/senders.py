@@ -23,7 +23,7 @@ from autotune.specs.regression import Alert, AlertEvent
 # ----------------------------------------------------------------------------------------------------
 # What an alert says: to people as text, to programs as JSON.
 
-MOST_SUBJECT = 120
+MAX_SUBJECT = 120
 
 
 def payload(alert: Alert) -> dict[str, Any]:
@@ -53,7 +53,7 @@ def headline(alert: Alert) -> str:
     what = incident.subject or incident.kind.value.replace("_", " ")
     verb = "recovered" if alert.event is AlertEvent.RECOVERED else "slower"
     line = " ".join(f"autotune: {verb}: {what} (incident {incident.id})".split())
-    return line if len(line) <= MOST_SUBJECT else line[: MOST_SUBJECT - 3] + "..."
+    return line if len(line) <= MAX_SUBJECT else line[: MAX_SUBJECT - 3] + "..."
 
 
 def text(alert: Alert) -> str:
@@ -81,7 +81,6 @@ def text(alert: Alert) -> str:
 # constant time, refuses timestamps that are minutes old, and drops a key that it has seen.
 
 SIGNATURE_HEADER, KEY_HEADER = "Autotune-Signature", "Idempotency-Key"
-
 WEBHOOK_TIMEOUT_S = 10.0
 
 
@@ -161,7 +160,6 @@ def _reason(error: Exception) -> Any:
 # E-mail through an SMTP server, with TLS where the server or the URL says so.
 
 PORTS = {"smtp": 25, "smtps": 465}
-
 SMTP_TIMEOUT_S = 15.0
 
 

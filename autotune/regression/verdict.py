@@ -4,8 +4,8 @@ With d the difference of the mean window centre (ln throughput) now and at the b
 noise model (tuning.regression.windows), the interval is d ± t sqrt(v). Windows are added until the question is decided:
 
 - unchanged: nothing speaks for a change, and a loss of DETECTABLE is ruled out;
-- worse or better: at least two windows, the interval leaves out zero, and the change is at least LEAST_EFFECT;
-- cannot tell: MOST_WINDOWS windows were not enough at this noise.
+- worse or better: at least two windows, the interval leaves out zero, and the change is at least MIN_EFFECT;
+- cannot tell: MAX_WINDOWS windows were not enough at this noise.
 
 Each look may err: half of the error of an alarm is shared among the looks at which one can be raised, half is the last
 one's, which knows most.
@@ -31,11 +31,11 @@ MISSED = 0.02
 SUSPICION = 0.10
 """A look that gives no change less than this probability asks for another window."""
 
-LEAST_EFFECT = 0.01
+MIN_EFFECT = 0.01
 DETECTABLE = 0.05
 """The loss that a check is made to find."""
 
-REPEATS, MOST_WINDOWS = 5, 12
+REPEATS, MAX_WINDOWS = 5, 12
 """Measurements of the plan in one window; windows of one check at most."""
 
 BASELINE_WINDOWS = 4
@@ -64,7 +64,7 @@ def judge(baseline: Sequence[Window], now: Sequence[Window], noise: Noise) -> Ve
     spread = float(np.sqrt(noise.variance(baseline) + noise.variance(now)))
     half = quantile(1.0 - _error_of_look(len(now)) / 2.0, noise) * spread
     kind = VerdictKind.CANNOT_TELL
-    if len(now) > 1 and abs(change) > half and abs(np.expm1(change)) >= LEAST_EFFECT:
+    if len(now) > 1 and abs(change) > half and abs(np.expm1(change)) >= MIN_EFFECT:
         kind = VerdictKind.WORSE if change < 0 else VerdictKind.BETTER
     elif _nothing_speaks_for_change(change, spread, noise) and _ruled_out(change, spread, noise):
         kind = VerdictKind.UNCHANGED
@@ -72,18 +72,18 @@ def judge(baseline: Sequence[Window], now: Sequence[Window], noise: Noise) -> Ve
         kind=kind,
         effect=float(np.expm1(change)),
         interval=(float(np.expm1(change - half)), float(np.expm1(change + half))),
-        again=kind is VerdictKind.CANNOT_TELL and len(now) < MOST_WINDOWS,
+        again=kind is VerdictKind.CANNOT_TELL and len(now) < MAX_WINDOWS,
     )
 
 
 def _error_of_look(windows: int) -> float:
     """The probability that this look raises an alarm about an unchanged plan."""
-    share = 0.5 / (MOST_WINDOWS - 1)
-    return FALSE_ALARM * (share if windows < MOST_WINDOWS else share + 0.5)
+    share = 0.5 / (MAX_WINDOWS - 1)
+    return FALSE_ALARM * (share if windows < MAX_WINDOWS else share + 0.5)
 
 
 def _nothing_speaks_for_change(change: float, spread: float, noise: Noise) -> bool:
-    small = abs(np.expm1(change)) < LEAST_EFFECT
+    small = abs(np.expm1(change)) < MIN_EFFECT
     return bool(small or abs(change) < quantile(1.0 - SUSPICION / 2.0, noise) * spread)
 
 

@@ -18,22 +18,16 @@ from numpy.typing import NDArray
 from autotune.specs.regression import Check, CheckRole, CheckWindow, VerdictKind
 
 Floats = NDArray[np.float64]
-
 PRIOR_WITHIN, PRIOR_BETWEEN, PRIOR_VISITS = 0.01, 0.006, 0.005
-
 PRIOR_COUNT = 6.0
-
 KNOWN = 14.0
-
 """Degrees of freedom that the prior of visits is worth where nothing speaks against it; the less, the noisier it is."""
 
 MEDIAN_TO_MEAN = 1.2
-
 """Standard deviation of the median of five normal values, by that of their mean. What a neighbour does to two of five
 repeats does not move the median at all."""
 
 MAD_TO_SD = 1.4826
-
 """Median absolute deviation to standard deviation, for normal noise."""
 
 
@@ -149,12 +143,10 @@ def _pooled(found: Sequence[float], prior: float) -> float:
 # ----------------------------------------------------------------------------------------------------
 # History: from ended checks to baselines and noise. Pure.
 
-MOST_VISITS = 10
-
+MAX_VISITS = 10
 """A baseline is its first visits: if it moved along, a loss of half a per cent a night would never be seen."""
 
 STEADY = frozenset({VerdictKind.BASELINE, VerdictKind.BETTER, VerdictKind.UNCHANGED})
-
 """Verdicts of visits whose windows agree with each other: a better one begins a new level."""
 
 
@@ -205,7 +197,7 @@ def baseline_of(checks: Sequence[Check], environment_key: str) -> Baseline | Non
     if not found:
         return None
     key = environment_key if environment_key in found else list(found)[-1]
-    visits = found[key][:MOST_VISITS]
+    visits = found[key][:MAX_VISITS]
     return Baseline(visits=visits, environment_key=key, fingerprint_key=found[key][-1].fingerprint_key)
 
 

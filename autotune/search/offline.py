@@ -13,7 +13,7 @@ from autotune.errors import IllegalPlanError, NothingFitsError
 from autotune.search.space import Runtime, illegal_reason, legal_plans
 from autotune.specs import ClusterSpec, Estimate, ModelSpec, Plan, Profile, Recompute, Space, Workload
 
-MOST_NODES_FACTOR = 64
+MAX_NODES_FACTOR = 64
 """How many times the given nodes are tried, at most, when asked how many a model needs."""
 
 NODES_BETWEEN = 16
@@ -147,7 +147,7 @@ def _nodes_needed(
     enough = cluster.nodes * 2
     while not fits(enough):
         enough *= 2
-        if enough > cluster.nodes * MOST_NODES_FACTOR:
+        if enough > cluster.nodes * MAX_NODES_FACTOR:
             return None
     step = max(1, enough // 2 // NODES_BETWEEN)
     return next(filter(fits, range(enough // 2 + step, enough, step)), enough)

@@ -1,4 +1,4 @@
-"""Belief: what is expected of every plan not yet run, from the estimates and from all that was observed."""
+"""Posterior: what is expected of every plan not yet run, from the estimates and from all that was observed."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ REPEAT_NOISE = 0.02
 PRUNED_NOISE = 0.05
 # Each plan is off by something of its own too, which says nothing of the others.
 OWN_SD = 0.05
-MOST_ROUNDS, SETTLED = 5, 0.01
+MAX_ROUNDS, SETTLED = 5, 0.01
 # An estimate is off by a different factor on another model, cluster size or workload; by how much, roughly.
 LESSON_NOISE = 0.1
 
@@ -58,7 +58,7 @@ class Observation:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Lesson:
+class TransferObservation:
     """What another tuning showed of a plan: how far its estimate was off there. It bars nothing and is no best.
 
     Args:
@@ -80,7 +80,7 @@ class Lesson:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Belief:
+class Posterior:
     """Per plan of a table: log throughput (mean, sd), expected peak, probability to fit, a trial's GPU-seconds.
 
     `calibration` has each physical parameter's mean and standard deviation, ln(true / assumed).
@@ -103,12 +103,12 @@ def believe(
     estimates: EstimateTable,
     observations: Sequence[Observation],
     *,
-    lessons: Sequence[Lesson] = (),
+    transfers: Sequence[TransferObservation] = (),
     devices: int,
     setup_s: float,
     steps: int,
     learning: Learning = EVERYTHING,
-) -> Belief:
+) -> Posterior:
     """Joins estimates with observations.
 
     Args:
@@ -116,7 +116,7 @@ def believe(
         points: their features.
         estimates: their estimates.
         observations: everything told so far.
-        lessons: of other tunings.
+        transfers: of other tunings.
         devices: N.
         setup_s: expected seconds of a trial's set-up.
         steps: steps that a trial runs.
@@ -125,11 +125,11 @@ def believe(
     rows_of = {plan: table.find(plan) for plan in {item.plan for item in observations}}
     seen = [(row, item) for item in observations if (row := rows_of[item.plan]) is not None]
     timed = [(i, item) for i, item in seen if item.tokens_per_s_per_gpu]
-    learned = calibrated(points, estimates, timed, lessons, learning)
+    learned = calibrated(points, estimates, timed, transfers, learning)
     now = behaviour(estimates, learned.parameters)
     alike, shared_sd = learned.predict(points, now.slopes)
     log_time = now.log_time + alike
-    memory = _memory(points, estimates, seen, lessons, learning)
+    memory = _memory(points, estimates, seen, transfers, learning)
     barred = np.zeros(len(table), dtype=np.bool_)
     barred[[i for i, item in seen if not item.carried]] = True
     best_plan, best = _best(timed)
@@ -141,7 +141,7 @@ def believe(
     for i, item in timed:
         if item.whole and item.tokens_per_s_per_gpu:  # what was measured is known, whatever the others say
             log_mean[i], log_sd[i] = np.log(item.tokens_per_s_per_gpu), REPEAT_NOISE
-    return Belief(
+    return Posterior(
         log_mean=log_mean,
         log_sd=log_sd,
         peak_bytes=memory.reserved_bytes,
@@ -158,23 +158,23 @@ def calibrated(
     points: Floats,
     estimates: EstimateTable,
     timed: Sequence[tuple[int, Observation]],
-    lessons: Sequence[Lesson],
+    transfers: Sequence[TransferObservation],
     learning: Learning = EVERYTHING,
 ) -> Fit:
-    """The physical parameters and the residual, from trials and lessons.
+    """The physical parameters and the residual, from trials and transfers.
 
     Gauss-Newton: the step time is linearised at the present parameters until they move no more.
     """
     rows = np.array([i for i, _ in timed], dtype=np.intp)
     log_measured = np.log([estimates.tokens_per_step / (item.tokens_per_s_per_gpu or 1.0) for _, item in timed])
     log_measured = np.asarray(log_measured, dtype=np.float64) - np.log(estimates.devices)
-    mean, prior = _carried(lessons, estimates, log_measured - np.log(estimates.step_time_s[rows]))
+    mean, prior = _carried(transfers, estimates, log_measured - np.log(estimates.step_time_s[rows]))
     if not learning.calibration:
         mean, prior = np.zeros_like(mean), np.zeros_like(prior)
     amplitude = PRIOR_AMPLITUDE if learning.residual else 0.0
     noise = np.array([_noise(item) for _, item in timed], dtype=np.float64)
     parameters = mean
-    for _ in range(MOST_ROUNDS):
+    for _ in range(MAX_ROUNDS):
         now = behaviour(estimates, parameters, rows)
         residuals = log_measured - now.log_time + now.slopes @ (parameters - mean)
         evidence = Evidence(points=points[rows], slopes=now.slopes, residuals=residuals, noise_sd=noise)
@@ -186,9 +186,11 @@ def calibrated(
     return replace(found, parameters=parameters)
 
 
-def _carried(lessons: Sequence[Lesson], estimates: EstimateTable, errors: Floats) -> tuple[Floats, Floats]:
-    """The parameters' prior after other tunings; a lesson that does not say what it exercised counts for all alike."""
-    taught = [item for item in lessons if item.log_speed is not None]
+def _carried(
+    transfers: Sequence[TransferObservation], estimates: EstimateTable, errors: Floats
+) -> tuple[Floats, Floats]:
+    """The parameters' prior after other tunings; one that does not say what it exercised counts for all alike."""
+    taught = [item for item in transfers if item.log_speed is not None]
     slower = np.array([-(item.log_speed or 0.0) for item in taught], dtype=np.float64)
     blank = (1.0,) + (0.0,) * (len(PARAMETERS) - 1)
     return carried_prior(
@@ -221,11 +223,11 @@ def _memory(
     points: Floats,
     estimates: EstimateTable,
     seen: Sequence[tuple[int, Observation]],
-    lessons: Sequence[Lesson],
+    transfers: Sequence[TransferObservation],
     learning: Learning,
 ) -> Peaks:
-    """What trials and lessons say of memory. Only real OOMs and measured peaks count."""
-    taught = [item for item in lessons if item.log_peak is not None and item.shares]
+    """What trials and transfers say of memory. Only real OOMs and measured peaks count."""
+    taught = [item for item in transfers if item.log_peak is not None and item.shares]
     return peaks(
         points,
         estimates,

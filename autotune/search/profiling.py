@@ -27,7 +27,7 @@ SMALLEST_BYTES = 4 * 1024
 LARGEST_BYTES = {DeviceKind.CPU: 8 * 2**20, DeviceKind.CUDA: 256 * 2**20, DeviceKind.ROCM: 256 * 2**20}
 SWEEP_POINTS = 5
 # On a large cluster the layouts of the groups are many and alike: the first ones of each axis stand for the rest.
-MOST_LAYOUTS_AN_AXIS = 4
+MAX_LAYOUTS_AN_AXIS = 4
 
 Layout = tuple[CollectiveOp, int, int]
 LayerKey = tuple[LayerPart, int, int, str, bool]
@@ -96,7 +96,7 @@ def _layouts(table: PlanTable) -> Iterator[Layout]:
 
 def _axis(sizes: np.ndarray, strides: np.ndarray, ops: Sequence[CollectiveOp]) -> Iterator[Layout]:
     pairs = sorted({(int(size), int(stride)) for size, stride in zip(sizes, strides, strict=True) if size > 1})
-    for size, stride in pairs[:MOST_LAYOUTS_AN_AXIS]:
+    for size, stride in pairs[:MAX_LAYOUTS_AN_AXIS]:
         for op in ops:
             yield op, size, stride
 

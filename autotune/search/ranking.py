@@ -13,11 +13,11 @@ from autotune.search.posterior import Observation
 from autotune.specs import ClusterSpec, DeviceKind, Plan, StepReading, Trial, TrialState
 
 # ----------------------------------------------------------------------------------------------------
-# Standings: measured plans, fastest first, with repeats of a plan pooled.
+# Ranking: measured plans, fastest first, with repeats of a plan pooled.
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Standing:
+class RankedPlan:
     """A measured plan: its mean over repeats and the interval around it (95 %).
 
     Args:
@@ -63,7 +63,7 @@ def peak_memory_bytes(reading: StepReading, cluster: ClusterSpec) -> int:
     return max(reading.peak_allocated_bytes, reading.peak_reserved_bytes)
 
 
-def standings(observations: Iterable[Observation]) -> list[Standing]:
+def ranking(observations: Iterable[Observation]) -> list[RankedPlan]:
     """All fully measured plans (not failed, pruned or carried over from cheaper trials), fastest first."""
     found: dict[Plan, list[Observation]] = {}
     last: dict[Plan, int] = {}
@@ -72,15 +72,15 @@ def standings(observations: Iterable[Observation]) -> list[Standing]:
             found.setdefault(item.plan, []).append(item)
             last[item.plan] = number
     pooled = (_standing(plan, items, last[plan]) for plan, items in found.items())
-    return sorted(pooled, key=lambda standing: -standing.tokens_per_s_per_gpu)
+    return sorted(pooled, key=lambda ranked: -ranked.tokens_per_s_per_gpu)
 
 
-def standings_of(trials: Iterable[Trial], cluster: ClusterSpec) -> list[Standing]:
-    """The standings of stored trials."""
-    return standings(observation(item.plan, item.reading, cluster) for item in trials if item.reading is not None)
+def ranking_of(trials: Iterable[Trial], cluster: ClusterSpec) -> list[RankedPlan]:
+    """The ranking of stored trials."""
+    return ranking(observation(item.plan, item.reading, cluster) for item in trials if item.reading is not None)
 
 
-def _standing(plan: Plan, items: Sequence[Observation], last: int) -> Standing:
+def _standing(plan: Plan, items: Sequence[Observation], last: int) -> RankedPlan:
     """Mean of repeats. The interval is the wider of the repeats' own and of Student's over the spread between them.
 
     Both are of ln(throughput): the interval is a factor each way, and never reaches below zero.
@@ -92,7 +92,7 @@ def _standing(plan: Plan, items: Sequence[Observation], last: int) -> Standing:
     if count > 1:
         half = max(half, float(stdtrit(count - 1, 0.975)) * float(np.std(np.log(speeds), ddof=1)))
     factor = float(np.exp(half / np.sqrt(count)))
-    return Standing(
+    return RankedPlan(
         plan=plan,
         tokens_per_s_per_gpu=mean,
         interval=(mean / factor, mean * factor),
@@ -110,19 +110,16 @@ def _standing(plan: Plan, items: Sequence[Observation], last: int) -> Standing:
 
 # Contenders are the plans that may be the best one: so close to the fastest, and so many, at most.
 CONTENDER_SHARE = 0.9
-
-MOST_CONTENDERS = 3
-
-LEAST_REPEATS = 3
-
-MOST_REPEATS = 5
+MAX_CONTENDERS = 3
+MIN_REPEATS = 3
+MAX_REPEATS = 5
 
 # A difference is looked at after every repeat, and each look may err. 2 % a look, shared among the challengers, keep
 # the chance that equal plans are ever told apart under 5 % (simulated in tests/unit/test_comparison.py).
 ERROR_A_LOOK = 0.02
 
 # Of plans that cannot be told apart the one with more free memory is preferred, but not for more speed than this.
-MOST_GIVEN_UP = 0.02
+MAX_GIVEN_UP = 0.02
 
 # Peaks closer than this share are no reason to prefer either plan.
 SAME_PEAK = 0.01
@@ -153,21 +150,21 @@ class Decision:
         reason: why `best` was preferred to the fastest; empty where it is the fastest.
     """
 
-    best: Standing
-    tied: Sequence[Standing]
+    best: RankedPlan
+    tied: Sequence[RankedPlan]
     reason: str
 
 
-def difference(one: Standing, other: Standing, *, error: float = 0.05) -> Difference:
+def difference(one: RankedPlan, other: RankedPlan, *, error: float = 0.05) -> Difference:
     """Welch's interval of the difference of mean ln(throughput) over repeats.
 
     With s² the variance over n repeats and q = s²/n of each plan, the interval is d ± t(1 - error/2, v) sqrt(q1 + q2)
     with v = (q1 + q2)² / (q1²/(n1 - 1) + q2²/(n2 - 1)) (Welch 1947, Biometrika 34; Satterthwaite 1946). Logarithms
-    make it a relative one. A plan with fewer than LEAST_REPEATS repeats leaves everything open: infinite bounds.
+    make it a relative one. A plan with fewer than MIN_REPEATS repeats leaves everything open: infinite bounds.
     """
     first, second = np.log(one.speeds), np.log(other.speeds)
     middle = float(np.mean(first) - np.mean(second))
-    if min(one.repeats, other.repeats) < LEAST_REPEATS:
+    if min(one.repeats, other.repeats) < MIN_REPEATS:
         return Difference(faster=float(np.expm1(middle)), low=-1.0, high=float("inf"))
     q1, q2 = (float(np.var(values, ddof=1)) / len(values) for values in (first, second))
     half = 0.0
@@ -178,32 +175,32 @@ def difference(one: Standing, other: Standing, *, error: float = 0.05) -> Differ
     return Difference(faster=float(np.expm1(middle)), low=float(low), high=float(high))
 
 
-def contenders(standings: Sequence[Standing]) -> Sequence[Standing]:
+def contenders(ranking: Sequence[RankedPlan]) -> Sequence[RankedPlan]:
     """The plans that may be the best one, fastest first: within 10 % of the fastest, three at most."""
-    if not standings:
+    if not ranking:
         return ()
-    least = CONTENDER_SHARE * standings[0].tokens_per_s_per_gpu
-    return [item for item in standings if item.tokens_per_s_per_gpu >= least][:MOST_CONTENDERS]
+    least = CONTENDER_SHARE * ranking[0].tokens_per_s_per_gpu
+    return [item for item in ranking if item.tokens_per_s_per_gpu >= least][:MAX_CONTENDERS]
 
 
-def undecided(standings: Sequence[Standing]) -> Sequence[Standing]:
+def undecided(ranking: Sequence[RankedPlan]) -> Sequence[RankedPlan]:
     """The contenders that the measurements cannot tell from the fastest plan; without the fastest itself."""
-    close = contenders(standings)
+    close = contenders(ranking)
     error = ERROR_A_LOOK / max(len(close) - 1, 1)
     return [item for item in close[1:] if not difference(close[0], item, error=error).decided]
 
 
-def decide(standings: Sequence[Standing]) -> Decision:
+def decide(ranking: Sequence[RankedPlan]) -> Decision:
     """The plan to use among measured ones (at least one, fastest first).
 
     Of the plans that cannot be told from the fastest, and give up 2 % of its throughput at most, the one with the
     smallest peak memory: it leaves the most room for what a short trial does not see.
     """
-    fastest, close = standings[0], undecided(standings)
+    fastest, close = ranking[0], undecided(ranking)
     best = fastest
     for item in close:
         given_up = 1.0 - item.tokens_per_s_per_gpu / fastest.tokens_per_s_per_gpu
-        if given_up <= MOST_GIVEN_UP and item.peak_bytes < (1.0 - SAME_PEAK) * best.peak_bytes:
+        if given_up <= MAX_GIVEN_UP and item.peak_bytes < (1.0 - SAME_PEAK) * best.peak_bytes:
             best = item
     tied = [item for item in (fastest, *close) if item is not best]
     reason = ""
@@ -226,7 +223,7 @@ class Best:
     """The measured plan to use and its evidence.
 
     Args:
-        standing: of the plan: the fastest, or one as fast with more free memory (search.comparison).
+        ranked: of the plan: the fastest, or one as fast with more free memory (search.comparison).
         trials: its complete trials.
         all_trials: those of all plans.
         runners_up: the other measured plans, fastest first.
@@ -234,26 +231,26 @@ class Best:
         reason: why this plan and not the fastest; empty where it is the fastest.
     """
 
-    standing: Standing
+    ranked: RankedPlan
     trials: Sequence[Trial]
     all_trials: Sequence[Trial]
-    runners_up: Sequence[Standing]
+    runners_up: Sequence[RankedPlan]
     too_close: Sequence[Plan]
     reason: str
 
 
 def best_of(trials: Sequence[Trial], cluster: ClusterSpec) -> Best | None:
     """Pools the repeats of each plan and decides; None when no trial is complete."""
-    standings = standings_of(trials, cluster)
-    if not standings:
+    ranking = ranking_of(trials, cluster)
+    if not ranking:
         return None
-    decision = decide(standings)
+    decision = decide(ranking)
     complete = [trial for trial in trials if trial.state is TrialState.COMPLETE]
     return Best(
-        standing=decision.best,
+        ranked=decision.best,
         trials=[trial for trial in complete if trial.plan == decision.best.plan],
         all_trials=complete,
-        runners_up=[item for item in standings if item is not decision.best],
+        runners_up=[item for item in ranking if item is not decision.best],
         too_close=[item.plan for item in decision.tied],
         reason=decision.reason,
     )

@@ -17,19 +17,13 @@ from scipy.linalg import solve_triangular
 from autotune.cost.table import PlanTable
 
 Floats = NDArray[np.float64]
-
 FACTORS = (0.4, 0.7, 1.0, 1.5, 3.0)
-
 """Amplitudes that are tried, over the expected one."""
 
 LENGTHS = (0.5, 0.7, 1.0, 1.5)
-
 PRIOR_AMPLITUDE = 0.09
-
 PRIOR_LENGTH = 0.65
-
 OUTLIER = 3.0
-
 """Residuals of more standard deviations than this count less: their noise is taken to be what explains them."""
 
 BLOCK = 4096  # plans
@@ -179,11 +173,8 @@ def _constants(
 
 # Degrees enter as log2: a doubling is one unit, whatever the degree. A switch is worth this many units.
 ZERO_UNITS = 1.0
-
 RECOMPUTE_UNITS = 1.5
-
 SEQUENCE_PARALLEL_UNITS = 1.0
-
 SCHEDULE_UNITS = 1.0
 
 
@@ -206,25 +197,23 @@ def features(table: PlanTable) -> Floats:
 
 
 # ----------------------------------------------------------------------------------------------------
-# What other tunings taught, as the prior of this one: lessons move the parameters, with more doubt than own trials.
+# What other tunings taught, as the prior of this one: transfers move the parameters, with more doubt than own trials.
 
 BETWEEN = 0.5
-
-"""Spread of a parameter between two tunings on such clusters, over its prior one: however many lessons there are, this
-much doubt stays."""
+"""Spread of a parameter between two tunings on such clusters, over its prior one: however many transfers there
+are, this much doubt stays."""
 
 CARRIED_OUTLIER = 2.5
-
 CARRIED_ROUNDS = 4
 
 
 def carried_prior(slopes: Floats, residuals: Floats, noise_sd: Floats, prior: Floats) -> tuple[Floats, Floats]:
-    """(mean, covariance) of the parameters after the lessons: Bayesian linear regression, wild lessons toned down.
+    """(mean, covariance) of the parameters after the transfers: Bayesian linear regression, wild transfers toned down.
 
     Args:
-        slopes: [lessons, parameters].
-        residuals: [lessons] ln(measured / estimated).
-        noise_sd: [lessons].
+        slopes: [transfers, parameters].
+        residuals: [transfers] ln(measured / estimated).
+        noise_sd: [transfers].
         prior: [parameters, parameters] covariance around zero.
     """
     if not len(residuals):

@@ -87,12 +87,10 @@ class PlanSampler(BaseSampler):
 # Optuna's own samplers over a finite set of plans.
 
 DRAWS = {SamplerName.TPE: 20, SamplerName.GP: 1}
-
 """A suggestion that is no plan of the set, or was asked before, costs nothing; the next one is drawn, so often at most.
 The Gaussian process suggests the same again until it learns something."""
 
 _DEGREES = ("tp", "pp", "cp", "ep", "vpp", "micro_batch", "zero_stage")
-
 _SWITCHES = ("recompute", "sequence_parallel", "schedule")
 
 

@@ -1,4 +1,4 @@
-"""Lessons: what trials of another model, cluster size or workload showed of the estimate's errors."""
+"""Transfers: what trials of another model, cluster size or workload showed of the estimate's errors."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import numpy as np
 from autotune.cost.estimate import EstimateTable
 from autotune.search.peaks import term_shares
 from autotune.search.physics import PARAMETERS, behaviour
-from autotune.search.posterior import LESSON_NOISE, Lesson
+from autotune.search.posterior import LESSON_NOISE, TransferObservation
 from autotune.specs import Plan
 
 
@@ -23,7 +23,7 @@ class Shown:
     out_of_memory: bool = False
 
 
-def lessons_of(plans: Sequence[Plan], estimates: EstimateTable, shown: Sequence[Shown]) -> list[Lesson]:
+def transfers_of(plans: Sequence[Plan], estimates: EstimateTable, shown: Sequence[Shown]) -> list[TransferObservation]:
     """Outcomes against their estimates, plan by plan.
 
     Args:
@@ -41,7 +41,7 @@ def lessons_of(plans: Sequence[Plan], estimates: EstimateTable, shown: Sequence[
         speed = item.tokens_per_s_per_gpu
         known = bool(peak) and (speed is not None or (peak or 0.0) > estimated)
         found.append(
-            Lesson(
+            TransferObservation(
                 plan=plan,
                 log_speed=float(np.log(speed / float(estimates.tokens_per_s_per_gpu[i]))) if speed else None,
                 slopes=tuple(slopes[i].tolist()),
@@ -52,19 +52,19 @@ def lessons_of(plans: Sequence[Plan], estimates: EstimateTable, shown: Sequence[
     return found
 
 
-def merged(lessons: Iterable[Lesson]) -> list[Lesson]:
-    """One lesson a plan: the mean over groups, with their spread as its noise."""
-    by_plan: dict[Plan, list[Lesson]] = {}
-    for item in lessons:
+def merged(transfers: Iterable[TransferObservation]) -> list[TransferObservation]:
+    """One transfer a plan: the mean over groups, with their spread as its noise."""
+    by_plan: dict[Plan, list[TransferObservation]] = {}
+    for item in transfers:
         by_plan.setdefault(item.plan, []).append(item)
     return [_mean(plan, by_plan[plan]) for plan in sorted(by_plan, key=lambda plan: plan.key)]
 
 
-def _mean(plan: Plan, items: Sequence[Lesson]) -> Lesson:
+def _mean(plan: Plan, items: Sequence[TransferObservation]) -> TransferObservation:
     speeds = [item.log_speed for item in items if item.log_speed is not None]
     peaks = [item.log_peak for item in items if item.log_peak is not None]
     spread = float(np.std(speeds)) if speeds else 0.0
-    return Lesson(
+    return TransferObservation(
         plan=plan,
         log_speed=float(np.mean(speeds)) if speeds else None,
         slopes=tuple(np.mean([item.slopes for item in items], axis=0).tolist()),

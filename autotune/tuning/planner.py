@@ -1,4 +1,4 @@
-"""Deliberation: all that a tuning's steps follow from, rebuilt from the store at any time. It runs nothing itself.
+"""Planner: all that a tuning's steps follow from, rebuilt from the store at any time. It runs nothing itself.
 
 A process that measures on its own machine (tuning.campaign) and a fleet (tuning.fleet) take the same steps from it.
 """
@@ -8,15 +8,15 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 
 from autotune.cost.calibrate import fit_profile
-from autotune.imports.learning import fastest_plans, lessons_from, same_request, with_links
-from autotune.knowledge.answer import earlier_lessons
+from autotune.imports.learning import fastest_plans, same_request, transfers_from, with_links
+from autotune.knowledge.answer import earlier_transfers
 from autotune.knowledge.recording import remember
 from autotune.ports.store import KnowledgeStore
-from autotune.search.acquisition import Verdict
+from autotune.search.acquisition import StopVerdict
 from autotune.search.core import NOT_THE_PLANS_FAULT, Search
-from autotune.search.posterior import Lesson
+from autotune.search.posterior import TransferObservation
 from autotune.search.profiling import missing_probes, needed_probes
-from autotune.search.ranking import Standing
+from autotune.search.ranking import RankedPlan
 from autotune.search.sampler import Alternative, alternative
 from autotune.search.space import Runtime, legal_plans
 from autotune.search.study import Asked, PlanStudy
@@ -42,7 +42,7 @@ from autotune.tuning.lifecycle import Facts, search_budget
 PROBE_DEADLINE_S = 120.0
 
 
-class Deliberation:
+class Planner:
     """What is known of one tuning, and what would be next.
 
     Args:
@@ -94,7 +94,7 @@ class Deliberation:
         return Facts(
             state=tuning.state,
             verdict=self.verdict(),
-            standings=search.standings(),
+            ranking=search.ranking(),
             trials=sum(self._counts(trial) for trial in self._trials),
             affordable=self._affordable(len(flying)),
             budget=tuning.budget,
@@ -155,16 +155,16 @@ class Deliberation:
         return search.estimate_of(plan)
 
     @property
-    def best(self) -> Standing | None:
+    def best(self) -> RankedPlan | None:
         """The fastest plan measured so far."""
         search, _ = self._searching()
         return search.best
 
-    def verdict(self) -> Verdict:
+    def verdict(self) -> StopVerdict:
         """Whether the search is over, after what was learned last."""
         search, _ = self._searching()
         tuning = self._store.tuning(self._tuning.id)
-        budget = search_budget(tuning.budget, search.standings(), trial_gpu_s=_costliest_gpu_s(self._trials))
+        budget = search_budget(tuning.budget, search.ranking(), trial_gpu_s=_costliest_gpu_s(self._trials))
         if tuning.sampler is not SamplerName.PLAN:
             # What is still expected to be gained is the word of our own search: an alternative spends its budget.
             budget = budget.model_copy(update={"min_gain": 0.0})
@@ -179,13 +179,13 @@ class Deliberation:
     def _open_search(self) -> tuple[Search, PlanStudy]:
         tuning = self._tuning
         profile = self._store.profile(tuning.cluster.key, self.fingerprint_key)
-        lessons: Sequence[Lesson] = earlier_lessons(self._store, tuning)
+        transfers: Sequence[TransferObservation] = earlier_transfers(self._store, tuning)
         if tuning.history:
-            imported = lessons_from(self._imported_runs(), tuning.cluster, self._imported_readings, profile)
-            lessons = merged([*lessons, *imported])
+            imported = transfers_from(self._imported_runs(), tuning.cluster, self._imported_readings, profile)
+            transfers = merged([*transfers, *imported])
             profile = with_links(profile, tuning.cluster, self._imported_readings(tuning.cluster))
         search = Search(
-            tuning.model, tuning.cluster, tuning.workload, plans=self._table, profile=profile, lessons=lessons
+            tuning.model, tuning.cluster, tuning.workload, plans=self._table, profile=profile, transfers=transfers
         )
         other = self._alternative(search)
         study = PlanStudy(search, name=f"tuning-{tuning.id}", url=self._store.study_url(), alternative=other)
@@ -193,7 +193,7 @@ class Deliberation:
             study.enqueue([*self._known_best(), *self._imported_best()])
         return search, study
 
-    # What was imported is lessons, links and first plans to measure: never a result of this tuning.
+    # What was imported is transfers, links and first plans to measure: never a result of this tuning.
 
     def _imported_runs(self) -> Sequence[ImportedRun]:
         return self._store.imported_runs(self._tuning.history) if self._tuning.history else ()

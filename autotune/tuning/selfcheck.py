@@ -31,13 +31,13 @@ from autotune.specs import (
 )
 
 PROBE_DEADLINE_S = 120.0
-MOST_STEPS = 6
+MAX_STEPS = 6
 
 OnProbe = Callable[[ProbeRequest], OnProgress]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Check:
+class ProbeRun:
     """One probe: what was asked and what came of it."""
 
     request: ProbeRequest
@@ -65,7 +65,7 @@ class SelfCheck:
 
     fingerprint: Fingerprint
     profile: Profile
-    probes: Sequence[Check]
+    probes: Sequence[ProbeRun]
     steps: Sequence[StepCheck]
 
     @property
@@ -103,15 +103,15 @@ def self_check(
     return SelfCheck(fingerprint=fingerprint, profile=profile, probes=probes, steps=steps)
 
 
-def _run(prober: Prober, request: ProbeRequest, on_probe: OnProbe) -> Check:
+def _run(prober: Prober, request: ProbeRequest, on_probe: OnProbe) -> ProbeRun:
     outcome = prober.run(request, deadline_s=PROBE_DEADLINE_S, on_progress=on_probe(request))
-    return Check(request=request, outcome=outcome)
+    return ProbeRun(request=request, outcome=outcome)
 
 
 def _plans(model: ModelSpec, cluster: ClusterSpec, workload: Workload) -> PlanTable:
     """Plans of this machine, few and different: each (tp, pp, dp), then micro-batches and recompute modes."""
     legal = legal_plans(model, cluster, workload, runtime=Runtime.TORCH)
-    return legal.take(np.array(list(_spread(legal))[:MOST_STEPS], dtype=np.intp))
+    return legal.take(np.array(list(_spread(legal))[:MAX_STEPS], dtype=np.intp))
 
 
 def _spread(legal: PlanTable) -> Iterator[int]:
@@ -126,7 +126,7 @@ def _spread(legal: PlanTable) -> Iterator[int]:
 
 
 def _profile(
-    model: ModelSpec, cluster: ClusterSpec, workload: Workload, fingerprint: Fingerprint, probes: Sequence[Check]
+    model: ModelSpec, cluster: ClusterSpec, workload: Workload, fingerprint: Fingerprint, probes: Sequence[ProbeRun]
 ) -> Profile:
     readings = [reading for check in probes for reading in check.outcome.readings]
     collectives = [reading for reading in readings if isinstance(reading, CollectiveReading)]

@@ -65,7 +65,7 @@ class Gathered:
         return first_cause(self.failures.values())
 
 
-class Watch:
+class Progress:
     """When a run started, when its last rank was ready, and who wants to hear of its progress."""
 
     def __init__(self, on_progress: OnProgress | None) -> None:

@@ -23,7 +23,7 @@ from autotune.specs import (
     StepRequest,
 )
 from probes.launch.failures import RankFailure, tail_of
-from probes.launch.gathering import Gathered, Watch
+from probes.launch.gathering import Gathered, Progress
 from probes.launch.merging import MODULES, Readings, merged_readings, stage_of
 from probes.launch.placement import Placement
 from probes.launch.pool import RankPool, StartError, rank_log
@@ -87,7 +87,7 @@ class LocalProber:
         Raises:
             ProberError: there is nothing to measure with.
         """
-        watch = Watch(on_progress)
+        watch = Progress(on_progress)
         log_dir = self._next_log_dir(request.kind)
         readings: Readings = ()
         run = self._run_cold if isinstance(request, StepRequest) and request.cold else self._run_warm
@@ -111,12 +111,12 @@ class LocalProber:
             log_path=str(log_dir),
         )
 
-    def _run_warm(self, request: ProbeRequest, watch: Watch, deadline: float, log_dir: Path) -> Gathered:
+    def _run_warm(self, request: ProbeRequest, watch: Progress, deadline: float, log_dir: Path) -> Gathered:
         self._pool.start(deadline=deadline, log_dir=log_dir)
         module, data = MODULES[request.kind], request.to_data()
         return self._pool.run(module, data, deadline=deadline, log_dir=log_dir, on_note=watch.note)
 
-    def _run_cold(self, request: ProbeRequest, watch: Watch, deadline: float, log_dir: Path) -> Gathered:
+    def _run_cold(self, request: ProbeRequest, watch: Progress, deadline: float, log_dir: Path) -> Gathered:
         if self._placed:
             raise InputError("step.cold", True, "torchrun cannot start ranks that have placements")
         self._pool.kill()  # warm ranks hold memory and a device context

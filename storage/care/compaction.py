@@ -80,25 +80,18 @@ class CollectiveSummaryRow(Base):
 # transaction, so that writers need not wait and an interrupted compaction is simply run again.
 
 DEFAULT_AGE = timedelta(days=90)
-
 DEFAULT_KEPT = 20
-
 SETTLED_AGE = timedelta(days=1)
-
 """However young what is compacted may be: checks under way read the reports of their jobs again, and a client that lost
 an answer sends its idempotency key again."""
 
 STEPS_AT_ONCE = 500
-
 KINDS_AT_ONCE = 50
-
 IDS_AT_ONCE = 500
-
 KEY = (
     CollectiveRow.cluster_key, CollectiveRow.fingerprint_key, CollectiveRow.op, CollectiveRow.group_size,
     CollectiveRow.stride, CollectiveRow.size_bytes,
 )  # fmt: skip
-
 """What makes readings of a collective alike."""
 
 

@@ -23,7 +23,7 @@ class Migration:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Check:
+class Soundness:
     """What a check found: nothing in `problems` means sound."""
 
     database: str
@@ -58,12 +58,12 @@ def migrate(url: str) -> Migration:
     return Migration(database=location.name, found=found, now=HEAD)
 
 
-def check(url: str) -> Check:
+def check(url: str) -> Soundness:
     """Reads the whole database and looks for damage and orphans; writes nothing. Raises what open_store raises."""
     location = locate(url)
     with open_store(url, read_only=True) as store, store.reading() as session:
         problems = tuple(_problems(session.connection()))
-    return Check(database=location.name, schema=HEAD, problems=problems)
+    return Soundness(database=location.name, schema=HEAD, problems=problems)
 
 
 def stats(url: str) -> Stats:

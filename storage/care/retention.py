@@ -14,7 +14,7 @@ from sqlalchemy import CursorResult, Delete, Select, Update, delete, func, or_, 
 from sqlalchemy.orm import Session
 
 from autotune.specs import TuningState
-from storage.fleet.tables import IdempotencyRow, IncidentRow, JobRow, MemberRow
+from storage.fleet.tables import IdempotencyRow, JobRow, MemberRow, NodeIncidentRow
 from storage.knowledge import BestRow
 from storage.store import SqlStore
 from storage.tunings.tables import ProbeRow, RankCommRow, RankRow, StepRow, TrialRow, TuningRow
@@ -51,9 +51,11 @@ def drop_ranks(store: SqlStore, before: datetime) -> Iterator[int]:
 
 def drop_incidents(store: SqlStore, before: datetime) -> int:
     """Incidents of nodes before then, but for each node's newest."""
-    newest = select(func.max(IncidentRow.id)).group_by(IncidentRow.node)
+    newest = select(func.max(NodeIncidentRow.id)).group_by(NodeIncidentRow.node)
     with store.writing() as session:
-        return changed(session, delete(IncidentRow).where(IncidentRow.at < before, IncidentRow.id.not_in(newest)))
+        return changed(
+            session, delete(NodeIncidentRow).where(NodeIncidentRow.at < before, NodeIncidentRow.id.not_in(newest))
+        )
 
 
 def drop_keys(store: SqlStore, before: datetime) -> int:

@@ -18,7 +18,6 @@ from autotune.errors import InputError, StoreError, StoreReadOnlyError
 from storage.database.columns import ALONE, READ, WRITE
 
 BUSY_TIMEOUT_S = 30.0
-
 ALLOWED = "give sqlite:///PATH or postgresql://USER@HOST/NAME"
 
 
@@ -167,9 +166,7 @@ def _begin(connection: Connection) -> None:
 
 # https://www.postgresql.org/docs/current/errcodes-appendix.html
 READ_ONLY_TRANSACTION = "25006"
-
 INSUFFICIENT_PRIVILEGE = "42501"
-
 NUL_REFUSED = "cannot contain NUL"  # psycopg: no such text can be in the database, so nothing has that name
 
 

@@ -60,9 +60,7 @@ OPTIONS = {
 
 # Kept open once they were needed. By default a sixth one is opened and closed at each use, which costs more than it.
 POOL_SIZE = 15
-
 QUIET_S = 5.0
-
 """A connection that was given back longer ago is asked whether it still lives."""
 
 _USED = "autotune_used_s"

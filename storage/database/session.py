@@ -17,9 +17,7 @@ from storage.database.engine import Location, alone, reader, translated, writer
 from storage.tunings.tables import FingerprintRow, TuningRow
 
 NAMES_SHOWN = 20
-
 TRIES = 20
-
 Result = TypeVar("Result")
 
 

@@ -30,7 +30,6 @@ from storage.tunings.tunings import add_trial, end_trial
 # Members of jobs: what their states make of the job.
 
 HOLDING = (JobState.GRANTED.value, JobState.REPORTED.value)
-
 BUSY = (MemberState.LEASED.value, MemberState.RUNNING.value)
 
 # A cancelled rank tells nothing, and one that lost the others is their victim: the cause is reported first.
@@ -93,7 +92,7 @@ def _most_telling(kinds: list[FailureKind]) -> FailureKind | None:
     return min(kinds, key=lambda kind: LEAST.index(kind) + 1 if kind in LEAST else 0, default=None)
 
 
-MOST_QUEUED = 1000
+MAX_QUEUED = 1000
 
 
 class JobStore(SessionStore):
@@ -145,14 +144,14 @@ class JobStore(SessionStore):
     def queued_jobs(self, pool: str, *, most_each: int) -> Sequence[Job]:
         """QUEUED jobs of a pool, oldest first: of each purpose of each principal the oldest `most_each`.
 
-        However long the queue of one is, the others' jobs are there: MOST_QUEUED in all, each one's oldest first.
+        However long the queue of one is, the others' jobs are there: MAX_QUEUED in all, each one's oldest first.
         """
         queued = JobRow.pool == pool, JobRow.state == JobState.QUEUED.value
         place = func.row_number().over(
             partition_by=(JobRow.principal, JobRow.purpose), order_by=(JobRow.created_at, JobRow.id)
         )
         places = select(JobRow.id, place.label("place")).where(*queued).subquery("places")
-        first = select(places.c.id).where(places.c.place <= most_each).order_by(places.c.place).limit(MOST_QUEUED)
+        first = select(places.c.id).where(places.c.place <= most_each).order_by(places.c.place).limit(MAX_QUEUED)
         with self.reading() as session:
             # Two queries: of a queue that has just grown PostgreSQL knows no size yet, and would join it with itself.
             found = select(JobRow).where(JobRow.id.in_(session.scalars(first).all()), *queued)

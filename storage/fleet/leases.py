@@ -34,12 +34,11 @@ from storage.fleet.jobs import (
     member_of,
     settle,
 )
-from storage.fleet.nodes import beat, forget_worlds, lock_gang
+from storage.fleet.nodes import forget_worlds, lock_gang, renew_session
 from storage.fleet.tables import CounterRow, JobRow, LeaseRow, MemberRow, NodeRow
 from storage.tunings.named import insert
 
 TOKEN = "token"
-
 CANCELLED = MemberOrder(go_on=False, failure=FailureKind.CANCELLED, reason="the job was cancelled")
 
 
@@ -170,7 +169,7 @@ def _current(transaction: Session, job: JobRow, token: int, node: str, session: 
     member = member_of(job, node)
     if job.state not in HOLDING or job.token != token or member is None:
         return None
-    return member if beat(transaction, node, session) else None
+    return member if renew_session(transaction, node, session) else None
 
 
 def _expiry(now: datetime, lease_s: float) -> datetime:
@@ -190,11 +189,9 @@ def _order(job: JobRow, member: MemberRow) -> MemberOrder:
 # Leases that ran out: their members are lost, unless for a while nobody could renew, or nobody looked.
 
 SWEPT_AT = "swept_at_ms"
-
 """The counter that holds when somebody last looked: milliseconds since 1970 of the database's clock."""
 
 JUST_GRACED = 0
-
 """Its value after a grace. None follows another, or nobody would be missed where every look comes late."""
 
 EPOCH = datetime(1970, 1, 1, tzinfo=UTC)

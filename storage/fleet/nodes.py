@@ -12,7 +12,7 @@ from autotune.specs import JobState, Node, NodeIncident, NodeState
 from storage.database.session import NAMES_SHOWN, RacedError, SessionStore, again, database_now, flush_new
 from storage.fleet import rows as fleet_rows
 from storage.fleet.jobs import end_queued, lock_jobs, lose_members
-from storage.fleet.tables import IncidentRow, JobRow, LeaseRow, NodeRow
+from storage.fleet.tables import JobRow, LeaseRow, NodeIncidentRow, NodeRow
 
 
 class NodeStore(SessionStore):
@@ -73,10 +73,10 @@ class NodeStore(SessionStore):
             row = session.get(NodeRow, name)
             return fleet_rows.node_of(row if row is not None and row.forgotten_at is None else _unknown(session, name))
 
-    def beat_node(self, name: str, session: str) -> bool:
+    def renew_node(self, name: str, session: str) -> bool:
         """Renews the heartbeat; False if the session is not the node's any more."""
         with self.writing() as transaction:
-            return beat(transaction, name, session)
+            return renew_session(transaction, name, session)
 
     def set_node_state(self, name: str, state: NodeState, reason: str) -> None:
         """Quarantines or releases a node; a release sets its failures to zero. Raises UnknownNameError."""
@@ -90,7 +90,7 @@ class NodeStore(SessionStore):
         """Records an incident, adds one to the failures, and quarantines at that many. Returns the node."""
         with self.writing() as session:
             row = _locked(session, incident.node)
-            session.add(IncidentRow(**incident.model_dump()))
+            session.add(NodeIncidentRow(**incident.model_dump()))
             row.failures += 1
             if row.failures >= quarantine_at and row.state != NodeState.QUARANTINED:
                 row.state, row.reason = NodeState.QUARANTINED.value, incident.message
@@ -101,7 +101,7 @@ class NodeStore(SessionStore):
         """Records what happened to a node, and blames it for nothing. Raises UnknownNameError."""
         with self.writing() as session:
             _locked(session, incident.node)
-            session.add(IncidentRow(**incident.model_dump()))
+            session.add(NodeIncidentRow(**incident.model_dump()))
 
     def clear_blame(self, names: Collection[str]) -> None:
         """Sets the failures of nodes to zero: a job on them went well."""
@@ -112,10 +112,10 @@ class NodeStore(SessionStore):
 
     def incidents(self, node: str | None = None, limit: int = 50) -> Sequence[NodeIncident]:
         """The newest incidents, newest first."""
-        query = select(IncidentRow) if node is None else select(IncidentRow).where(IncidentRow.node == node)
+        query = select(NodeIncidentRow) if node is None else select(NodeIncidentRow).where(NodeIncidentRow.node == node)
         names = NodeIncident.model_fields
         with self.reading() as session:
-            rows = session.scalars(query.order_by(IncidentRow.id.desc()).limit(limit))
+            rows = session.scalars(query.order_by(NodeIncidentRow.id.desc()).limit(limit))
             return [NodeIncident(**{name: getattr(row, name) for name in names}) for row in rows]
 
     def _register(self, node: Node) -> Node:
@@ -175,7 +175,7 @@ def forget_worlds(gang: Iterable[NodeRow], world_ids: Collection[str]) -> None:
             row.world_id = ""
 
 
-def beat(session: Session, name: str, of: str) -> bool:
+def renew_session(session: Session, name: str, of: str) -> bool:
     """Renews a node's heartbeat if `of` is its session; says whether it is."""
     ours = update(NodeRow).where(NodeRow.name == name, NodeRow.session == of)
     changed = session.execute(ours.values(heartbeat_at=database_now(session)).returning(NodeRow.name))

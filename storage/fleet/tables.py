@@ -39,7 +39,7 @@ class NodeRow(Base):
     forgotten_at: Mapped[datetime | None] = mapped_column(UtcDateTime)
 
 
-class IncidentRow(Base):
+class NodeIncidentRow(Base):
     """Something that a node did."""
 
     __tablename__ = "node_incidents"

@@ -153,7 +153,6 @@ KINDS: dict[str, type[CollectiveRow] | type[LayerRow] | type[StepRow]] = {
     "layer": LayerRow,
     "step": StepRow,
 }
-
 ENVIRONMENT = ("hostname", "device_name", "device_count", "driver", "runtime", "collective_library", "torch")
 
 

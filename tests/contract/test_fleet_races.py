@@ -174,8 +174,8 @@ def test_members_that_report_at_once_make_the_job_reported_once(store: SqlStore)
 def test_a_node_has_one_session_however_many_register(store: SqlStore) -> None:
     together(lambda number: store.register_node(node("a", f"s{number}")), 6)
     (only,) = store.nodes()
-    assert [store.beat_node("a", f"s{number}") for number in range(6)].count(True) == 1
-    assert store.beat_node("a", only.session)
+    assert [store.renew_node("a", f"s{number}") for number in range(6)].count(True) == 1
+    assert store.renew_node("a", only.session)
 
 
 def test_a_cancel_and_a_retry_at_once_leave_nothing_queued(store: SqlStore) -> None:

@@ -14,7 +14,7 @@ from autotune.specs import BestEntry, Job, NodeIncident, ProbeOutcome, Trial, Tu
 from storage import SqlStore, open_store
 from storage.care.compaction import compact
 from storage.care.maintenance import check, stats
-from storage.fleet.tables import IdempotencyRow, IncidentRow, JobRow
+from storage.fleet.tables import IdempotencyRow, JobRow, NodeIncidentRow
 from storage.tunings.tables import RankCommRow, RankRow, TrialRow
 
 STEP = ProbeOutcome(readings=(step_reading(),), wall_s=2.0, gpu_s=16.0, setup_s=0.5)
@@ -135,4 +135,4 @@ def test_many_are_compacted_piece_by_piece(
     assert stats(url).rows == rows
     with open_store(url, read_only=True) as again:
         assert all(member.report is None for each in again.jobs() for member in each.members)
-    assert count(store, IncidentRow) == 0
+    assert count(store, NodeIncidentRow) == 0

@@ -69,7 +69,7 @@ def test_a_tuning_runs_from_request_to_answer(world: World) -> None:
     assert len(trials) == BUDGET.max_trials
     best = world.service.best(tuning_id)
     assert best is not None
-    assert best.standing.plan.tp == best.standing.plan.pp == 1
+    assert best.ranked.plan.tp == best.ranked.plan.pp == 1
     jobs = world.store.jobs(tuning_id=tuning_id)
     assert [member.node for member in jobs[0].members] == ["a", "b"]
     assert not jobs[0].warm
@@ -135,7 +135,7 @@ def test_a_tuning_keeps_to_the_environment_that_it_began_in(world: World) -> Non
 
 
 def test_a_sweep_sends_no_more_than_tuners_can_take(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("autotune.fleet.sweeping.MOST_ADVANCED", 2)
+    monkeypatch.setattr("autotune.fleet.sweeping.MAX_ADVANCED", 2)
     monkeypatch.setattr("autotune.fleet.sweeping.ALWAYS_ADVANCED", 1)
     world.join("a", "b")
     asked = [world.submit(2, seed=seed) for seed in range(3)]
@@ -154,7 +154,7 @@ def test_a_sweep_sends_no_more_than_tuners_can_take(world: World, monkeypatch: p
 
 
 def test_sweeps_do_not_double_what_waits_for_tuners(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("autotune.fleet.sweeping.MOST_ADVANCED", 6)
+    monkeypatch.setattr("autotune.fleet.sweeping.MAX_ADVANCED", 6)
     monkeypatch.setattr("autotune.fleet.sweeping.ALWAYS_ADVANCED", 1)
     world.join("a", "b")
     for seed in range(5):

@@ -35,7 +35,7 @@ from autotune.specs import (
 )
 from autotune.tuning.service import TuningService
 from storage import SqlStore, open_store
-from storage.fleet.tables import IncidentRow
+from storage.fleet.tables import NodeIncidentRow
 
 TWO = Budget(max_trials=2)
 REQUEST = CollectiveRequest(op=CollectiveOp.ALL_REDUCE, group_size=2, sizes_bytes=(4096,))
@@ -152,7 +152,7 @@ def test_a_node_that_fails_its_health_probe_stays_out_and_is_asked_less_and_less
 def pass_time(store: SqlStore, seconds: float) -> None:
     """Makes all incidents so much older."""
     with store.writing() as session:
-        for row in session.scalars(select(IncidentRow)):
+        for row in session.scalars(select(NodeIncidentRow)):
             row.at -= timedelta(seconds=seconds)
 
 

@@ -9,7 +9,7 @@ import pytest
 
 from autotune.regression.conclusion import Background, conclude
 from autotune.regression.protocol import (
-    MOST_FAILURES,
+    MAX_FAILURES,
     controls,
     is_interrupted,
     measured,
@@ -211,7 +211,7 @@ def test_a_plan_that_runs_out_of_memory_does_not_hold(nights: Nights) -> None:
 def test_probes_that_fail_otherwise_tell_nothing(nights: Nights) -> None:
     result = nights.night(failure=FailureKind.HANG)
     assert result.verdict is VerdictKind.CANNOT_TELL
-    assert sum(item.speed is None for item in nights.done) == MOST_FAILURES
+    assert sum(item.speed is None for item in nights.done) == MAX_FAILURES
 
 
 def test_two_links_at_once_are_not_told_apart(nights: Nights) -> None:

@@ -226,7 +226,7 @@ def test_a_check_whose_nodes_stay_away_ends_though_it_is_not_its_turn(
     for name in ("a", "b"):
         world.store.set_node_state(name, NodeState.QUARANTINED, "away")
     assert world.advance() == []
-    monkeypatch.setattr("autotune.regression.protocol.MOST_PAUSE", timedelta(seconds=-1))
+    monkeypatch.setattr("autotune.regression.protocol.MAX_PAUSE", timedelta(seconds=-1))
     (ended,) = world.advance()
     assert ended.state is CheckState.ABANDONED
     assert [job.failure for job in world.store.jobs() if job.state is JobState.ENDED][-1] is FailureKind.CANCELLED
@@ -241,7 +241,7 @@ def test_what_was_measured_after_too_long_a_pause_is_not_a_part_of_the_check(
     world.settle()
     world.advance()
     world.settle()  # granted long after the first one had ended
-    monkeypatch.setattr("autotune.regression.protocol.MOST_PAUSE", timedelta(seconds=-1))
+    monkeypatch.setattr("autotune.regression.protocol.MAX_PAUSE", timedelta(seconds=-1))
     (ended,) = world.advance()
     assert ended.state is CheckState.ABANDONED
     assert [item.number for item in world.store.measurements(ended.id)] == [0]  # type: ignore[attr-defined]

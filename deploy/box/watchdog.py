@@ -15,7 +15,7 @@ from deploy.box.removal import remove
 ROOT = Path(__file__).resolve().parents[2]
 
 
-class Watch:
+class Remover:
     """The maker's side."""
 
     def __init__(self, number: int) -> None:
