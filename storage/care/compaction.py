@@ -82,8 +82,8 @@ class CollectiveSummaryRow(Base):
 DEFAULT_AGE = timedelta(days=90)
 DEFAULT_KEPT = 20
 SETTLED_AGE = timedelta(days=1)
-"""However young what is compacted may be: checks under way read the reports of their jobs again, and a client that lost
-an answer sends its idempotency key again."""
+"""Reports and keys stay for at least this long, whatever age is asked for: checks under way read the reports of their
+jobs again, and a client that lost an answer sends its idempotency key again."""
 
 STEPS_AT_ONCE = 500
 KINDS_AT_ONCE = 50
