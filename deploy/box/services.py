@@ -13,8 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from deploy.box.network import NODE_DEVICE, BoxNetwork
-from deploy.box.processes import Command, Processes, run_once
-from deploy.box.system import BoxError
+from deploy.box.processes import BoxError, Command, Processes, run_once
 
 API_PORT = 8765
 KEY_NAME = "box"
