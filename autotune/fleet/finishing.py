@@ -25,10 +25,10 @@ Merge = Callable[[Job], Ending]
 
 
 def finish(store: FleetStore, queue: Queue, job: Job, ending: Ending) -> Job | None:
-    """Ends a REPORTED job; who comes second changes nothing, and gets None.
+    """Ends a REPORTED job; a second call changes nothing and gets None.
 
     The result and the retry are one transaction. What follows it (blame, messages, grants of the nodes that are
-    free now) may be lost by a crash: a node is blamed once less, and a sweep does the rest.
+    free now) may be lost in a crash: a node is then blamed once too little, and a sweep does the rest.
     """
     if job.purpose is JobPurpose.HEALTH:
         return _finish_health(store, queue, job, ending)

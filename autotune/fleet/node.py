@@ -180,7 +180,7 @@ class NodeHandlers:
         self._heartbeat = heartbeat
 
     def canary(self, session: str) -> None:
-        """Proves that this worker consumes: renews the node's heartbeat, or learns that another worker is the node."""
+        """Proves that this worker consumes: renews the node's heartbeat, or finds that another worker has its name."""
         if session == self._session and not self._store.renew_node(self._name, self._session):
             log.error("node %s belongs to another worker now: this one ends", self._name)
             self._heartbeat.evict()

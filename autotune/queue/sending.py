@@ -20,7 +20,7 @@ log = logging.getLogger("autotune.queue")
 
 Answer = TypeVar("Answer")
 
-# More of these messages than this do nothing more: who was away must not find thousands of them when it comes back.
+# More messages of one kind than this have no use: a worker that was away must not find thousands of them.
 _MAX_WAITING = 4
 # Shorter than a beat's pause (workers.beat), so that each sweep is really tried.
 _AWAY_S = 3.0
@@ -29,8 +29,8 @@ _AWAY_S = 3.0
 class CeleryQueue:
     """Sends ids; says False, and why in the log, when the broker does not take them. May be used by several threads.
 
-    A broker that does not answer costs seconds. After that it is taken to be away for a moment: what is asked of it
-    then is False at once, since a sweep sends again what is due.
+    A broker that does not answer costs seconds. After that it is taken to be away for a moment, and sending gives False
+    at once: a sweep sends again what is due.
     """
 
     def __init__(self, app: Celery) -> None:
@@ -38,7 +38,7 @@ class CeleryQueue:
         self._away_until_s = 0.0
 
     def advance(self, *tuning_ids: str) -> bool:
-        """To any tuner, in one message: take the next steps of this tuning; or, of several, tell tuners of each."""
+        """Asks any tuner to take the next steps of this tuning; of several, to send a message for each."""
         return self._send(TaskName.ADVANCE, tuning_ids, TUNER_QUEUE)
 
     def backlog(self) -> int:

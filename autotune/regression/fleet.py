@@ -150,7 +150,7 @@ def _on_nodes(measurement: CheckMeasurement, trace: StepTrace, job: Job) -> Chec
 
 
 def _on_turn(store: FleetRegressionStore, running: Sequence[Check]) -> Sequence[Check]:
-    """Checks of the fleet that measure now; see regression.turns."""
+    """Checks of the fleet that measure now; see regression.selection."""
     ready = Counter[tuple[str, str]]()
     for pool in {check.pool for check in running}:
         nodes = _ready(store, pool)
