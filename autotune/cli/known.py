@@ -50,16 +50,17 @@ def _settle(inputs: Inputs, answer: Answer, *, db: str | None, as_json: bool) ->
     from autotune.cli.tune import run_tuning
     from autotune.knowledge.settling import SETTLE_GAIN, TRIALS
     from autotune.specs import Budget
-    from autotune.wiring import open_service, open_store, require_local
+    from autotune.tuning.request import submit, tuning_of
+    from autotune.wiring import open_store, require_local
 
     require_local(inputs.cluster)
     if answer.settle is not None:
         expected = f"{answer.settle.gpu_s:.0f} GPU-seconds for {len(answer.settle.probes)} probes and {TRIALS} trials"
         output.error_console().print(f"Settling it: about {expected} (estimate)", soft_wrap=True)
-    service = open_service(open_store(db))
+    store = open_store(db)
     budget = Budget(max_trials=2 * TRIALS, min_gain=SETTLE_GAIN)
-    tuning = service.submit(inputs.model, inputs.cluster, inputs.workload, budget=budget)
-    return run_tuning(service, tuning, as_json=as_json, db=db)
+    tuning = submit(store, tuning_of(inputs.model, inputs.cluster, inputs.workload, budget=budget))
+    return run_tuning(store, tuning, as_json=as_json, db=db)
 
 
 def _print_answer(answer: Answer) -> None:

@@ -194,7 +194,7 @@ def _measure(
             environment = prober.fingerprint()
         outcomes = []
         for request in requests:
-            with _progress(probe_text(request)) as on_progress:
+            with _progress(probe_text(request.to_data())) as on_progress:
                 outcomes.append(prober.run(request, deadline_s=deadline_s, on_progress=on_progress))
     if db is not None:
         _store(cluster, environment, requests, outcomes, db)

@@ -35,7 +35,7 @@ def print_outcomes(cluster: ClusterSpec, requests: Sequence[ProbeRequest], outco
         if failure is not None:
             where = "" if failure.rank is None else f" on rank {failure.rank}"
             console.print(
-                f"{probe_text(request)}: failed, {failure.kind.value}{where}: {failure.message}"
+                f"{probe_text(request.to_data())}: failed, {failure.kind.value}{where}: {failure.message}"
                 f" (log: {failure.log_path})",
             )
     console.print(f"{sum(outcome.gpu_s for outcome in outcomes):.1f} GPU-seconds spent")

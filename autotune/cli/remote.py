@@ -17,7 +17,7 @@ from autotune.settings import read_settings
 
 if TYPE_CHECKING:
     from autotune.client import Client
-    from autotune.specs import Budget, ClusterSpec, ModelSpec, SamplerName, Space, TuningEvent
+    from autotune.specs import Budget, ClusterSpec, ModelSpec, SamplerName, Space
 
 _server: ContextVar[str] = ContextVar("server", default="")
 
@@ -122,6 +122,8 @@ def _cautions(client: Client, pool: str, *, cold: bool) -> Iterator[str]:
 
 def follow_tuning(client: Client, tuning_id: str, *, as_json: bool) -> int:
     """Prints a tuning's events as they come, then its result. Ctrl-C leaves the tuning running."""
+    from autotune.cli.tune_view import event_text
+
     console = output.error_console()
     try:
         for event in client.events(tuning_id):
@@ -132,44 +134,6 @@ def follow_tuning(client: Client, tuning_id: str, *, as_json: bool) -> int:
     data = client.tuning(tuning_id)
     print_tuning(data, as_json=as_json)
     return 0 if data["state"] == "done" else 1
-
-
-def event_text(event: TuningEvent) -> str:
-    """One event in one line."""
-    from autotune.specs import EventKind
-
-    data = event.data
-    match event.kind:
-        case EventKind.STATE:
-            return ": ".join(filter(None, (data["state"], data["stop_reason"] or data["message"])))
-        case EventKind.TRIAL_STARTED:
-            return f"trial {data['number']} {data['plan_key']} is queued"
-        case EventKind.TRIAL_ENDED:
-            return f"trial {data['number']} {data['plan_key']}: {_ended(data)}"
-        case EventKind.PROBE_ENDED:
-            return f"probe {data['request']['kind']}: {_failed(data) or 'ok'} ({data['wall_s']:.1f} s)"
-        case EventKind.JOB_GRANTED:
-            warm = ", warm" if data["warm"] else ""
-            return f"{data['probe']} probe on {', '.join(data['nodes'])} (attempt {data['attempt']}{warm})"
-        case EventKind.JOB_RETRIED:
-            return f"tried again elsewhere: {_failed(data)}"
-
-
-def _ended(data: dict[str, Any]) -> str:
-    reading = data.get("reading")
-    if reading is None:
-        return _failed(data)
-    pruned = ", stopped early: slower than the best" if reading["pruned"] else ""
-    speed, step = output.count_text(reading["tokens_per_s_per_gpu"]), output.seconds_text(reading["step_time_s"])
-    return f"{speed} tokens/s/GPU, step {step}{pruned}"
-
-
-def _failed(data: dict[str, Any]) -> str:
-    failure = data.get("failure")
-    if failure is None:
-        return ""
-    where = f" on rank {failure['rank']}" if failure["rank"] is not None else ""
-    return f"failed, {failure['kind']}{where}: {failure['message']}"
 
 
 def print_tuning(data: dict[str, Any], *, as_json: bool) -> None:

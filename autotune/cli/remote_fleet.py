@@ -41,13 +41,13 @@ def _cancel_there(tuning: str, force: bool) -> dict[str, Any]:
 
 def _cancel_here(tuning: str, db: str | None) -> dict[str, Any]:
     from autotune.cli.database import open_to_write
-    from autotune.wiring import open_service
+    from autotune.fleet.local import cancel_here
 
     with open_to_write(db) as store:
         found = store.tuning(tuning)
         if found.pool:
             raise InputError("tuning", found.id, "it is a fleet's: name its server with --server")
-        ended = open_service(store).cancel(found.id)
+        ended = cancel_here(store, found.id)
     return {"tuning": ended.id, "state": ended.state.value}
 
 

@@ -7,7 +7,7 @@ from sqlalchemy.orm import InstrumentedAttribute, Session
 
 from autotune.ports.fleet import FleetCounts
 from storage.database.session import SessionStore
-from storage.fleet.tables import JobRow, LeaseRow, NodeRow
+from storage.fleet.tables import JobRow, LeaseRow, NodeRow, of_pool
 from storage.tunings.tables import TuningRow
 
 
@@ -19,9 +19,12 @@ class CountStore(SessionStore):
         with self.reading() as session:
             return FleetCounts(
                 tunings=_by_state(session, TuningRow.state),
-                jobs=_by_state(session, JobRow.state),
-                nodes=_by_state(session, NodeRow.state, NodeRow.forgotten_at.is_(None)),
-                leases=session.scalar(select(func.count()).select_from(LeaseRow)) or 0,
+                jobs=_by_state(session, JobRow.state, of_pool(JobRow.pool)),
+                nodes=_by_state(session, NodeRow.state, NodeRow.forgotten_at.is_(None), of_pool(NodeRow.pool)),
+                leases=session.scalar(
+                    select(func.count()).select_from(LeaseRow).join(NodeRow).where(of_pool(NodeRow.pool))
+                )
+                or 0,
                 gpu_s=float(session.scalar(select(func.sum(TuningRow.gpu_s_spent))) or 0.0),
             )
 
