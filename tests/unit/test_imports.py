@@ -28,7 +28,7 @@ ALLOWED: dict[str, set[str]] = {
     "backtest": BASE | {"cost", "search"},
     "knowledge": BASE | {"cost", "search", "ports"},
     "imports": BASE | {"catalog", "cost", "search", "backtest"},
-    "tuning": BASE | {"cost", "search", "ports", "explain", "imports", "knowledge"},
+    "tuning": BASE | {"cost", "export", "search", "ports", "explain", "imports", "knowledge"},
     "fleet": BASE | {"search", "ports", "tuning"},
     "regression": BASE | {"cost", "settings", "search", "ports", "knowledge", "tuning", "fleet"},
     "queue": BASE | {"settings"},
