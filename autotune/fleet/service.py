@@ -146,7 +146,7 @@ class FleetService:
             return tuning
         tuning = self._end(tuning, f"cancelled by {principal}")
         self._store.cancel_jobs(tuning.id)  # again too, if who cancelled it first died before this line
-        self._queue.schedule(tuning.pool)
+        self.schedule(tuning.pool)
         return tuning
 
     def _require_asker(self, tuning: Tuning, principal: str, also: str | None) -> None:
@@ -204,7 +204,7 @@ class FleetService:
         finally:
             campaign.close()
         if dispatched:
-            self._queue.schedule(self._store.tuning(tuning_id).pool)
+            self.schedule(self._store.tuning(tuning_id).pool)
         if seen - self._live_jobs(tuning_id):
             self._queue.advance(tuning_id)  # a job ended meanwhile, and whoever was told found the tuning claimed
 
@@ -268,7 +268,7 @@ class FleetService:
     def release(self, name: str) -> Node:
         """Lets a node have jobs again, and forgets its failures. Raises UnknownNameError."""
         self._store.set_node_state(name, NodeState.READY, "")
-        self._queue.schedule(self._store.node(name).pool)
+        self.schedule(self._store.node(name).pool)
         return self._store.node(name)
 
     def forget(self, name: str) -> None:

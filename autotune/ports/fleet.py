@@ -71,9 +71,6 @@ class Queue(Protocol):
     def backlog(self) -> int:
         """How many messages wait for tuners. 0 if the broker does not say."""
 
-    def schedule(self, pool: str) -> bool:
-        """To any free node of the pool: grant what waits."""
-
     def run(self, node: str, job_id: str, token: int) -> bool:
         """To one node: run your share of this job under this grant."""
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, TypeVar
 from kombu.exceptions import KombuError
 from redis.exceptions import RedisError
 
-from autotune.queue.app import SWEEP_QUEUE, TUNER_QUEUE, TaskName, node_queue, pool_queue
+from autotune.queue.app import SWEEP_QUEUE, TUNER_QUEUE, TaskName, node_queue
 
 if TYPE_CHECKING:
     from celery import Celery
@@ -44,10 +44,6 @@ class CeleryQueue:
     def backlog(self) -> int:
         """How many messages wait for tuners; 0 if the broker does not answer."""
         return self._ask(self._counted(TUNER_QUEUE)) or 0
-
-    def schedule(self, pool: str) -> bool:
-        """To any free node of the pool: grant what waits. True without sending where enough messages wait already."""
-        return self._send_unless_many_wait(TaskName.SCHEDULE, (pool,), pool_queue(pool))
 
     def run(self, node: str, job_id: str, token: int) -> bool:
         """To one node: run your share of this job under this grant."""
