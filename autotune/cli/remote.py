@@ -71,7 +71,7 @@ def tune(
 
 
 def _cautions(client: Client, pool: str, *, cold: bool) -> Iterator[str]:
-    """What whoever has asked for a tuning should know before it begins."""
+    """What a user should know before a tuning begins."""
     from autotune.fleet.eligibility import LOST_AFTER_S
 
     if cold:
