@@ -12,7 +12,7 @@ from storage.database.engine import Location, use_wal, writer
 # Oldest first; a test compares them with the migrations.
 REVISIONS = ("0001", "0002", "0003", "0004", "0005", "0006", "0007")
 HEAD = REVISIONS[-1]
-VERSION_TABLE = "autotune_schema"  # Optuna's storage owns `alembic_version`
+VERSION_TABLE = "autotune_schema"  # `alembic_version` may be another program's
 ADVISORY_LOCK = 0x6175746F  # "auto": one migration at a time on a PostgreSQL server
 
 
