@@ -126,9 +126,9 @@ def log_to_stderr() -> None:
 
 
 def _silence_announcements(**_: object) -> None:
-    """Its plans for version 6 at each lost connection, and that root should take no pickles, which are refused here.
+    """Hides Celery's warnings about its version 6, and that root should accept no pickles, which are refused here.
 
-    Needed twice: Celery asks to see the former always when it sets its logging up.
+    Needed twice: Celery turns the former on again when it sets its logging up.
     """
     for category in (CPendingDeprecationWarning, SecurityWarning):
         warnings.filterwarnings("ignore", category=category)

@@ -89,7 +89,7 @@ async def submit(
         idempotency_key=idempotency_key,
     )
     tuning, created = await parts.submissions.ask(submission)
-    # It is stored: nobody waits for the broker to take a message, least of all for one that is away.
+    # It is stored: nobody waits until the broker has taken the message, least of all while it is away.
     begin = BackgroundTask(parts.beginnings.ask, tuning.id) if created else None
     location = {"Location": f"/tunings/{tuning.id}"}
     return Json(_submitted(tuning, created=created), 201 if created else 200, location, background=begin)

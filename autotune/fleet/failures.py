@@ -18,8 +18,8 @@ the same one elsewhere, and it is the plan's; the same one on that node again, w
 node is blamed, so that its health is looked at; no failure elsewhere, and the node was to blame.
 
 Another attempt avoids the node of the cause where the pool allows. Health probes have rules of their own
-(tuning.fleet.health). What a failure teaches the search is in search.core: only an OOM teaches memory. Which node holds
-the cause is found before this, from what the ranks saw; it may be unknown, and then nobody is blamed.
+(autotune.fleet.health). What a failure teaches the search is in search.core: only an OOM teaches memory. Which node
+holds the cause is found before this, from what the ranks saw; it may be unknown, and then nobody is blamed.
 """
 
 from __future__ import annotations

@@ -29,11 +29,6 @@ from autotune.specs import (
 )
 from autotune.specs.imported import ImportedRun
 
-# ----------------------------------------------------------------------------------------------------
-# What the service needs from the outside: a Store and a Prober. storage and probes implement them.
-#
-# Rules that implementers must keep stand in the docstrings; tests/contract checks every Store against them.
-
 OnProgress = Callable[[ProbeProgress], None]
 
 

@@ -4,7 +4,7 @@ The loss, as ln of the step's time, is held against what could explain it:
 
 1. memory: the worst rank has next to nothing left now, and had before;
 2. one rank, or all ranks of one node: it computes longer than it did, by more than the others do, and by at least
-   half of the loss (regression.ranks);
+   half of the loss;
 3. a control that is slower (a link inside nodes or across them, the kernels): what the step can lose by that lies
    between two bounds from the baseline's trace. For kernels both are T_calc's share times the slowdown; for links the
    lower one takes the exposed communication, the upper one all of it. It explains the loss if the upper bound reaches

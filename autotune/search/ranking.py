@@ -223,7 +223,7 @@ class Best:
     """The measured plan to use and its evidence.
 
     Args:
-        ranked: of the plan: the fastest, or one as fast with more free memory (search.comparison).
+        ranked: of the plan: the fastest, or one as fast with more free memory.
         trials: its complete trials.
         all_trials: those of all plans.
         runners_up: the other measured plans, fastest first.

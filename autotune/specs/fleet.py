@@ -86,7 +86,7 @@ class MemberState(StrEnum):
 class RankReport(Spec):
     """How one rank of a job ended: a report of the probe module, or a failure.
 
-    `stopped` says of a rank that hung that its process was stopped (SIGSTOP): of several silent ranks it is the cause.
+    `stopped`: a rank hung because its process was stopped (SIGSTOP); among silent ranks it is the cause.
     """
 
     rank: int

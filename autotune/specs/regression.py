@@ -239,7 +239,7 @@ class AlertChannel(StrEnum):
 
 
 class Alert(Spec):
-    """One message to one channel. `key` is the same however often it is sent: receivers know it again by that."""
+    """One message to one channel. `key` is the same however often it is sent: receivers recognise repeats by it."""
 
     key: Name
     incident: Incident

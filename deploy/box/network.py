@@ -13,7 +13,7 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
-from deploy.box.system import BoxError, command, require_root, send_signal
+from deploy.box.processes import BoxError, command, require_root, send_signal
 
 PREFIX = "atbox"
 SUBNETS = "10.231.{number}.0/24"

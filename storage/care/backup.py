@@ -1,6 +1,6 @@
 """Backup and restore. A backup is one SQLite file with all our tables, whatever the database was.
 
-It also holds a manifest of its tables and rows, so that half a file is known as such.
+It also holds a manifest of its tables and rows, so that an incomplete file is recognised.
 """
 
 from __future__ import annotations

@@ -26,7 +26,7 @@ class RacedError(StoreConflictError):
 
 
 def again(work: Callable[[], Result]) -> Result:
-    """Does a transaction until nobody comes in between, which is the second time at the latest in all but a storm."""
+    """Repeats a transaction until nobody comes in between: once, unless very many write at the same time."""
     for _ in range(TRIES - 1):
         try:
             return work()
