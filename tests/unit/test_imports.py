@@ -48,7 +48,7 @@ HEAVY: dict[str, set[str]] = {
     "redis": {"queue", "workers"},
     "sqlalchemy": {"storage"},
     "alembic": {"storage"},
-    "optuna": {"search", "storage"},
+    "optuna": {"search"},
     "pandas": {"storage"},
     "pyarrow": {"storage"},
     "fastapi": {"api"},
