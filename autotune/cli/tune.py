@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 
 # Enough to try each kind of plan on a small machine in a few minutes; a bigger cluster's user sets a budget.
 DEFAULT_MAX_TRIALS = 24
+FINAL_ROWS = 12
 
 
 def tune(
@@ -71,6 +72,7 @@ def tune(
     running trial, and `--resume ID` goes on. With `autotune --server URL tune` a fleet's nodes measure.
     """
     from autotune.cli import remote
+    from autotune.cli.asking import asked_server
     from autotune.cli.inputs import read_inputs, read_space
     from autotune.specs import Budget
     from autotune.tuning.request import submit, tuning_of
@@ -84,7 +86,7 @@ def tune(
     if max_trials is None and budget_gpu_s is None and resume is None:
         max_trials = DEFAULT_MAX_TRIALS
     limits = Budget.from_data({"gpu_s": budget_gpu_s, "max_trials": max_trials, "min_gain": min_gain}, "budget")
-    if remote.asked_server():
+    if asked_server():
         for name, value in (("--resume", resume), ("--history", history), ("--db", db)):
             if value is not None:
                 raise InputError(name, value, "it goes with this machine only, not with --server")
@@ -134,9 +136,10 @@ def run_tuning(store: SqlStore, tuning: Tuning, *, as_json: bool, db: str | None
     """Runs the tuning under a view and prints its answer."""
     from contextlib import closing
 
-    from autotune.cli.tune_view import TuneView, print_result
+    from autotune.cli.tune_view import TuneView
+    from autotune.cli.tunings import print_tuning
     from autotune.specs import TuningState
-    from autotune.tuning.report import tuning_data
+    from autotune.tuning.report import tuning_answer
     from autotune.wiring import open_local
 
     console = output.error_console()
@@ -156,12 +159,11 @@ def run_tuning(store: SqlStore, tuning: Tuning, *, as_json: bool, db: str | None
         again = f"autotune tune --resume {tuning.id}" + (f" --db {db}" if db else "")
         console.print(f"Interrupted; what was measured is kept. Go on with: {again}", soft_wrap=True)
         raise
-    trials = store.trials(tuning.id)
-    data = tuning_data(ended, trials, store.profile(ended.cluster.key))
+    data = tuning_answer(store, ended)
     if as_json:
         output.print_json(data)
     else:
-        print_result(output.console(), ended, trials, data, _own_command(data, tuning))
+        print_tuning(data, rows=FINAL_ROWS, again=_own_command(data, tuning))
     sys.stdout.flush()
     return 0 if ended.state is TuningState.DONE else 1
 

@@ -1,4 +1,4 @@
-"""What a person sees while a tuning runs, and its result: progress, a leaderboard, the final table."""
+"""What a person sees while a tuning runs: its events in words, progress and a leaderboard."""
 
 from __future__ import annotations
 
@@ -11,22 +11,9 @@ from rich.progress import BarColumn, Progress, SpinnerColumn, TaskID, TextColumn
 from rich.table import Table
 
 from autotune.cli import output
-from autotune.cli.explain_view import print_best_reasons
-from autotune.specs import (
-    EventKind,
-    Plan,
-    ProbeProgress,
-    ProbeRequest,
-    StepReading,
-    StepRequest,
-    Trial,
-    TrialState,
-    Tuning,
-    TuningEvent,
-)
+from autotune.specs import EventKind, ProbeProgress, ProbeRequest, StepRequest, TrialState, Tuning, TuningEvent
 
 LEADERBOARD_ROWS = 8
-FINAL_ROWS = 12
 
 TOLD = frozenset({EventKind.STATE, EventKind.PROBE_ENDED, EventKind.TRIAL_ENDED})
 """Events that get a line where each follows at once from the one before: what is queued there, runs."""
@@ -154,68 +141,3 @@ def leaderboard(ended: Sequence[dict[str, Any]], title: str, rows: int = LEADERB
             output.bytes_text(reading["peak_allocated_bytes"]),
         )
     return table
-
-
-def _measured_cells(reading: StepReading) -> tuple[str, ...]:
-    return (
-        output.count_text(reading.tokens_per_s_per_gpu),
-        output.seconds_text(reading.step_time_s),
-        output.seconds_text(reading.t_calc_s),
-        output.seconds_text(reading.t_comm_s),
-        output.seconds_text(reading.t_comm_exposed_s),
-        output.count_text(reading.mu),
-    )
-
-
-def final_table(trials: Sequence[Trial], rows: int | None = FINAL_ROWS) -> Table:
-    """The first `rows` trials (None: all), measured beside estimated; what failed last, with its cause."""
-    table = output.table(
-        "Trials (measured | estimated)",
-        "#", "<plan", "<state", "tokens/s/GPU", "est.", "step", "est.", "T_calc", "T_comm", "exposed", "mu",
-        "peak mem", "est.",
-    )  # fmt: skip
-    for trial in sorted(trials, key=_order)[:rows]:
-        estimate, reading = trial.estimate, trial.reading
-        state = trial.state.value if trial.failure is None else trial.failure.kind.value
-        measured = _measured_cells(reading) if reading else ("-",) * 6
-        table.add_row(
-            str(trial.number), trial.plan.key, state,
-            measured[0], output.count_text(estimate.tokens_per_s_per_gpu if estimate else None),
-            measured[1], output.seconds_text(estimate.step_time_s if estimate else None),
-            *measured[2:],
-            output.bytes_text(reading.peak_allocated_bytes) if reading else "-",
-            output.bytes_text(estimate.peak_memory_bytes) if estimate else "-",
-        )  # fmt: skip
-    return table
-
-
-def _order(trial: Trial) -> tuple[int, float]:
-    rank = {TrialState.COMPLETE: 0, TrialState.PRUNED: 1}.get(trial.state, 2)
-    return rank, -(trial.reading.tokens_per_s_per_gpu if trial.reading else 0.0)
-
-
-def print_result(console: Console, tuning: Tuning, trials: Sequence[Trial], data: dict[str, Any], own: str) -> None:
-    """The final table, the winner with its evidence, why it won, and how to run it."""
-    console.print(final_table(trials))
-    if len(trials) > FINAL_ROWS:
-        console.print(f"(+{len(trials) - FINAL_ROWS} more: autotune show {tuning.id})")
-    console.print(
-        f"Tuning {tuning.id} is {tuning.state.value}: {tuning.stop_reason or tuning.message}. "
-        f"{data['gpu_s_spent']:.0f} GPU-seconds spent.",
-    )
-    best = data["best"]
-    if best is None:
-        return
-    (low, high), seconds = best["interval"], output.seconds_text
-    console.print(f"\nBest plan: {Plan.from_data(best['plan']).key}", style="bold")
-    console.print(
-        f"  {output.count_text(best['tokens_per_s_per_gpu'])} tokens/s/GPU (95 % interval {output.count_text(low)} to "
-        f"{output.count_text(high)}, {output.runs_text(best['repeats'])}), step {seconds(best['step_time_s'])}: "
-        f"T_calc {seconds(best['t_calc_s'])}, T_comm {seconds(best['t_comm_s'])} "
-        f"({seconds(best['t_comm_exposed_s'])} exposed), mu {output.count_text(best['mu'])}, "
-        f"peak memory {output.bytes_text(best['peak_memory_bytes'])} ({best['memory_source']})",
-        soft_wrap=True,
-    )
-    print_best_reasons(console, data)
-    console.print(f"\nMeasure it again:  {own}", soft_wrap=True)
-    console.print(f"Launch arguments:  autotune best --tuning {tuning.id} --for megatron", soft_wrap=True)

@@ -23,7 +23,8 @@ from storage.tunings.named import insert, put_models
 from storage.tunings.tables import LIVE, TuningRow
 
 # ----------------------------------------------------------------------------------------------------
-# The intake: requests that came together, stored in one transaction; each makes a tuning, joins one or is known.
+# The intake: requests that came together, stored in one transaction; each makes a tuning, joins one, or repeats an
+# earlier request.
 
 
 class Intake:
