@@ -70,8 +70,13 @@ class Ranks:
 
 
 @pytest.fixture
-def store(tmp_path: Path) -> Iterator[SqlStore]:
-    with open_store(f"sqlite:///{tmp_path / 'a.db'}") as opened:
+def url(tmp_path: Path) -> str:
+    return f"sqlite:///{tmp_path / 'a.db'}"
+
+
+@pytest.fixture
+def store(url: str) -> Iterator[SqlStore]:
+    with open_store(url) as opened:
         yield opened
 
 
@@ -258,10 +263,10 @@ def test_nothing_to_measure_with_ends_the_run_and_not_the_tuning(store: SqlStore
     assert store.local_pools() == []
 
 
-def test_what_a_killed_process_left_is_taken_over_at_once_and_tidied_up(store: SqlStore) -> None:
+def test_what_a_killed_process_left_is_taken_over_at_once_and_tidied_up(store: SqlStore, url: str) -> None:
     tuning = asked(store)
 
-    code = f"import test_fleet_local as here; here.die_at_the_first_trial({store.study_url()!r}, {tuning.id!r})"
+    code = f"import test_fleet_local as here; here.die_at_the_first_trial({url!r}, {tuning.id!r})"
     environment = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
     assert subprocess.run([sys.executable, "-c", code], env=environment, check=False).returncode == 9
     assert len(store.local_pools()) == 1
