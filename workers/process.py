@@ -27,7 +27,7 @@ log = logging.getLogger("autotune.worker")
 
 LOG_FORMAT = "%(asctime)s %(levelname)s %(name)s: %(message)s"
 _AGAIN_S = 1.0
-# Celery tells of each task that it receives and ends; our own lines say what the tasks did.
+# Celery logs each task that it receives and ends; our own lines say what the tasks did.
 _QUIET = ("celery.worker.strategy", "celery.app.trace", "celery.worker.worker", "alembic.runtime.plugins")
 
 

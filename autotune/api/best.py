@@ -64,8 +64,8 @@ async def best(
     """The best plan: its evidence, the runner-up and how to launch it.
 
     For a model, a cluster and a workload: what is known of exactly that, else the nearest that is, what it implies, and
-    what would settle it. Of the tuning that is named; without anything of the newest tuning that measured something.
-    What is known may be as it was two seconds ago.
+    what would settle it. For a named tuning: its best plan; with no arguments that of the newest tuning that measured
+    something. Answers may be two seconds old.
     """
     parts = parts_of(request)
     given = WorkloadRequest(seq_len=seq_len, global_batch=global_batch, dtype=dtype)

@@ -133,8 +133,8 @@ def cancel_tuning(
     """Take back a request for a tuning.
 
     It is cancelled once everybody who asked for it has taken that back, or with `force`; its nodes are free within
-    seconds. An answer in another state than cancelled says that somebody else still wants it. An admin takes back, too,
-    what was asked for before there was any key. An error 409 says who wants it where only others do.
+    seconds. An answer in another state than cancelled says that somebody else still wants it. An admin can also take
+    back requests from before there was any key. Where only others want the tuning, error 409 names them.
     """
     parts, principal = parts_of(request), principal_of(request)
     is_admin = principal.role.includes(Role.ADMIN)

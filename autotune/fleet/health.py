@@ -164,7 +164,7 @@ UNDECIDED = "health_undecided"
 
 
 def check_quarantined(store: FleetStore, queue: Queue, pool: str) -> Sequence[str]:
-    """Starts what is due: a check of each quarantined node that is idle, or first of the peers that it is held against.
+    """Starts what is due: a check of each quarantined node that is idle, or first of the peers to compare it with.
 
     A node that was quarantined by hand (it has no failures) waits for a hand. Returns the nodes now checked.
     """

@@ -184,7 +184,7 @@ def _neighbours(free: Sequence[Node], count: int) -> Sequence[Node]:
 
 
 def _living_world(free: Sequence[Node], count: int, nodes: Sequence[Node]) -> Sequence[Node]:
-    """Free nodes that hold a living world of just so many, none of it anywhere else; empty if there is none."""
+    """Free nodes that together hold one whole living world of that size; empty if there is none."""
     sizes = Counter(node.world_id for node in nodes)
     for world in sorted({node.world_id for node in free if node.world_id}):
         members = [node for node in free if node.world_id == world]

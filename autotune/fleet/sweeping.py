@@ -54,7 +54,7 @@ def sweep(store: FleetStore, queue: Queue, merge: Merge) -> None:
 
 
 def is_canary_due(node: Node, now: datetime) -> bool:
-    """Whether an idle node is to prove that it consumes: at once when silent, now and then when lost."""
+    """Whether to ask an idle node to prove that it consumes: at once when silent, now and then when lost."""
     age_s = (now - node.heartbeat_at).total_seconds()
     if age_s <= CANARY_AFTER_S or not node.session:
         return False

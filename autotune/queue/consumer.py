@@ -44,7 +44,7 @@ class StrictConsumer(Consumer):  # type: ignore[misc]
 
 
 def fault_of(message: Any) -> str:
-    """Why a kombu message is none of ours; empty if it is."""
+    """Why a kombu message is not one of ours; empty if it is."""
     headers = message.headers
     if not all(isinstance(headers.get(name), str) for name in _TEXTS):
         return "it names no task"

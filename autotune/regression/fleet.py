@@ -160,7 +160,7 @@ def _on_turn(store: FleetRegressionStore, running: Sequence[Check]) -> Sequence[
 
 
 def _abandoned(store: FleetRegressionStore, check: Check, stand: Stand) -> Check | None:
-    """The check without a result, where it can only wait in vain, or has for too long; None where it goes on.
+    """Ends a check without a result if what it waits for cannot come or has taken too long; None where it goes on.
 
     Its job is cancelled first: whoever dies in between leaves one that tells the next one so.
     """

@@ -40,7 +40,7 @@ from autotune.specs import (
 )
 
 # ----------------------------------------------------------------------------------------------------
-# Measurement: what a caller who runs plans in a framework of their own tells of one run.
+# Measurement: what callers who run plans in their own framework report of one run.
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

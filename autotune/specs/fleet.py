@@ -102,8 +102,8 @@ class MemberReport(Spec):
     """What one node reports of its share of a job.
 
     `kept_warm` says that its ranks live on as the job's world. `setup_s` is the time until its ranks were ready,
-    `wall_s` until it reported. A node that could not even start ranks reports no ranks and a `failure`. `ordered` says
-    that the failure is what it was told to stop for (see MemberOrder), and none of its own.
+    `wall_s` until it reported. A node that could not even start ranks reports no ranks and a `failure`. `ordered`: the
+    failure is why it was told to stop (see MemberOrder), not one of its own.
     """
 
     ranks: tuple[RankReport, ...] = ()

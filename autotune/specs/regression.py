@@ -50,7 +50,7 @@ class CauseKind(StrEnum):
 
 
 class CheckState(StrEnum):
-    """running -> done | abandoned (it was interrupted for so long that its windows are none)."""
+    """running -> done | abandoned (it was interrupted for so long that its windows cannot be compared)."""
 
     RUNNING = "running"
     DONE = "done"

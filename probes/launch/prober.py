@@ -84,7 +84,7 @@ class LocalProber:
         outcome = merged_outcome(request, self._cluster, [_member(report)], named=False)
         if outcome.failure is None or report.setup_s < report.wall_s:
             return outcome
-        # Its ranks never were ready: what went wrong is none of the request's.
+        # Its ranks were never ready: what went wrong is not the request's fault.
         unavailable = outcome.failure.model_copy(update={"kind": FailureKind.UNAVAILABLE})
         return outcome.model_copy(update={"failure": unavailable})
 
@@ -106,7 +106,7 @@ class LocalProber:
         self.close()
 
     def _share(self) -> WorldShare:
-        """The whole world, kept or begun anew. Whoever measures here wants to read what its ranks wrote."""
+        """The whole world, kept or started again. Whoever measures here wants to read what its ranks wrote."""
         try:
             self._log_dir.mkdir(parents=True, exist_ok=True)
         except OSError as error:

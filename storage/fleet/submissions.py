@@ -23,7 +23,7 @@ from storage.tunings.tables import LIVE, TuningRow
 
 
 class Intake:
-    """Requests that came together, in one transaction: each makes a tuning, joins one or is known.
+    """Requests that came together, in one transaction: each makes a tuning, joins one, or repeats an earlier request.
 
     `take` everything in turn, then `store` it once.
 
