@@ -85,7 +85,7 @@ def _step_data(step: StepCheck) -> dict[str, Any]:
 
 
 def _print(found: SelfCheck, cluster: ClusterSpec) -> None:
-    from autotune.cli.probe_tables import print_outcomes
+    from autotune.cli.probe import print_outcomes
 
     print_outcomes(cluster, [each.request for each in found.probes], [each.outcome for each in found.probes])
     console = output.console()

@@ -11,7 +11,7 @@ from rich.progress import BarColumn, Progress, SpinnerColumn, TaskID, TextColumn
 from rich.table import Table
 
 from autotune.cli import output
-from autotune.cli.explain_view import print_best_reasons
+from autotune.cli.tunings import print_best_reasons
 from autotune.specs import (
     CollectiveRequest,
     LayerRequest,

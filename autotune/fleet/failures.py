@@ -167,7 +167,7 @@ _EXCEPTION = re.compile(r"\b([A-Z]\w*(?:Error|Exception)): ")
 
 
 def _exception(failure: Failure) -> str | None:
-    """The class of the exception behind a crash; empty for a process that was killed."""
+    """The class of the exception behind a crash; None for a process that was killed."""
     found = _EXCEPTION.search(failure.message) if failure.kind is FailureKind.CRASH else None
     return found[1] if found else None
 

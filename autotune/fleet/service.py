@@ -283,6 +283,20 @@ class FleetService:
         return {job.id for job in self._store.jobs(tuning_id=tuning_id, states=live)}
 
 
+def require_no_pool(store: FleetStore, cluster: ClusterSpec) -> None:
+    """A pool's cluster is what its nodes registered for: other hardware by that name would leave them without jobs.
+
+    Raises:
+        StoreConflictError: a pool of other hardware has the cluster's name.
+    """
+    if not store.nodes(cluster.name):
+        return
+    pool = store.cluster(cluster.name)
+    grows = frozenset({"nodes"} if pool.inter else {"nodes", "inter"})
+    if pool.digest(without=grows) != cluster.digest(without=grows):
+        raise StoreConflictError(f"cluster {cluster.name!r} is a pool with nodes of other hardware: give another name")
+
+
 # ----------------------------------------------------------------------------------------------------
 # A request to a fleet, as it is stored: the tuning that it asks for, and the key by which equal requests share one.
 

@@ -64,7 +64,7 @@ def peak_memory_bytes(reading: StepReading, cluster: ClusterSpec) -> int:
 
 
 def ranking(observations: Iterable[Observation]) -> list[RankedPlan]:
-    """All fully measured plans (not failed, pruned or carried over from cheaper trials), fastest first."""
+    """All fully measured plans (neither failed nor pruned), fastest first."""
     found: dict[Plan, list[Observation]] = {}
     last: dict[Plan, int] = {}
     for number, item in enumerate(observations):

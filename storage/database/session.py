@@ -80,10 +80,6 @@ class SessionStore:
         with translated(self._location), Session(self._writer) as session, session.begin():
             yield session
 
-    def study_url(self) -> str:
-        """The database URL, password included, for Optuna's storage in the same database."""
-        return self._location.url.render_as_string(hide_password=False)
-
 
 def flush_new(session: Session, conflict: str, error: type[StoreConflictError] = StoreConflictError) -> None:
     """Sends new rows. Raises that error with that message if one of them exists."""
