@@ -23,7 +23,6 @@ from limits.aio.strategies import FixedWindowRateLimiter
 from starlette.concurrency import run_in_threadpool
 from starlette.exceptions import HTTPException
 
-from autotune.api.parts import parts_of
 from autotune.api.sharing import Combiner, Shared
 from autotune.errors import InputError
 from autotune.fleet.keys import hash_of, refusal
@@ -162,7 +161,7 @@ class GuardedRoute(APIRoute):
         handle, role = super().get_route_handler(), ROLES[f"{' '.join(self.methods or ())} {self.path}"]
 
         async def guarded(request: Request) -> Response:
-            gate = parts_of(request).gate
+            gate: Gate = request.app.state.parts.gate
             if role is None:
                 await gate.admit_anybody(request)
             else:
