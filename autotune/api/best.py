@@ -7,6 +7,7 @@ from typing import Annotated, Any
 from fastapi import APIRouter, Query, Request, Response
 from starlette.concurrency import run_in_threadpool
 
+from autotune.api.access import GuardedRoute
 from autotune.api.answers import BestAnswer, Json
 from autotune.api.known_answers import KnownAnswer, KnownPage
 from autotune.api.openapi import answer, either, problems
@@ -25,7 +26,6 @@ from autotune.api.requests import (
     find_workload,
     page,
 )
-from autotune.api.roles import GuardedRoute
 from autotune.api.sharing import REFUSALS, one_at_a_time, require_bounded, told
 from autotune.api.tunings import version_of
 from autotune.errors import InputError

@@ -7,6 +7,7 @@ from typing import Annotated, Any
 from fastapi import APIRouter, Body, Request
 from starlette.exceptions import HTTPException
 
+from autotune.api.access import GuardedRoute
 from autotune.api.answers import ClusterPage, Json, ModelPage
 from autotune.api.examples import CLUSTERS, MODELS
 from autotune.api.openapi import answer, problems
@@ -23,7 +24,6 @@ from autotune.api.requests import (
     find_model,
     page,
 )
-from autotune.api.roles import GuardedRoute
 from autotune.catalog import model_entries
 from autotune.catalog import models as presets
 from autotune.catalog.gpus import is_shorthand

@@ -10,7 +10,7 @@ from starlette.concurrency import run_in_threadpool
 from starlette.exceptions import HTTPException
 from starlette.responses import Response
 
-from autotune.api.access import LOCAL
+from autotune.api.access import LOCAL, GuardedRoute
 from autotune.api.answers import Json, Submitted, TrialPage, TuningAnswer, TuningPage
 from autotune.api.events import EVENT_SCHEMA, LastEventId, event_stream
 from autotune.api.examples import EVENT, TUNING_REQUESTS
@@ -30,7 +30,6 @@ from autotune.api.requests import (
     given_model,
     page,
 )
-from autotune.api.roles import GuardedRoute
 from autotune.api.sharing import require_bounded
 from autotune.fleet.service import submission_of
 from autotune.search.space import Runtime

@@ -11,8 +11,9 @@ from sqlalchemy import select
 from sqlalchemy.orm import Session
 
 from autotune.specs import EventKind, Failure, Job, ProbeOutcome, ProbeRequest, Trial, Tuning, TuningEvent
-from storage.database.session import SessionStore, tuning_row
+from storage.database.session import SessionStore
 from storage.fleet.tables import EventRow
+from storage.tunings.named import tuning_row
 from storage.tunings.rows import values
 from storage.tunings.tables import TuningRow
 
