@@ -53,11 +53,19 @@ def cancel(
     output.tell(data, f"Tuning {data['tuning']} is {data['state']}{still}", as_json=as_json)
 
 
-def print_tuning(data: dict[str, Any]) -> None:
-    """A tuning: its trials, where it stands, its best plan and why that is the best."""
+def print_tuning(data: dict[str, Any], *, rows: int | None = None, again: str = "") -> None:
+    """A tuning: its trials, where it stands, its best plan and why that is the best.
+
+    Args:
+        data: as an API tells it.
+        rows: trials to print, the fastest; None prints all.
+        again: the command that measures the best plan once more.
+    """
     console, asked = output.console(), data["request"]
     if data["trials"]:
-        console.print(trial_table(data["trials"]))
+        console.print(trial_table(data["trials"], rows))
+    if rows is not None and len(data["trials"]) > rows:
+        console.print(f"(+{len(data['trials']) - rows} more: autotune show {data['tuning']})")
     workload, cluster = asked["workload"], asked["cluster"]
     devices = cluster["nodes"] * cluster["gpus_per_node"]
     console.print(
@@ -80,13 +88,16 @@ def print_tuning(data: dict[str, Any]) -> None:
         soft_wrap=True,
     )
     print_best_reasons(console, data)
-    console.print(f"\nLaunch arguments:  autotune best --tuning {data['tuning']} --for megatron", soft_wrap=True)
+    console.print()
+    if again:
+        console.print(f"Measure it again:  {again}", soft_wrap=True)
+    console.print(f"Launch arguments:  autotune best --tuning {data['tuning']} --for megatron", soft_wrap=True)
 
 
-def trial_table(rows: list[dict[str, Any]]) -> Table:
+def trial_table(trials: list[dict[str, Any]], rows: int | None = None) -> Table:
     """Trials, measured beside estimated: the fastest first, then what was stopped early, what failed last."""
     return output.listing(
-        "Trials (measured | estimated)", sorted(rows, key=_order), ("#", "number"), ("<plan", "plan"),
+        "Trials (measured | estimated)", sorted(trials, key=_order)[:rows], ("#", "number"), ("<plan", "plan"),
         ("<state", lambda row: row["failure"]["kind"] if row["failure"] else row["state"]),
         ("tokens/s/GPU", "tokens_per_s_per_gpu"), ("est.", "estimate.tokens_per_s_per_gpu"),
         ("step", "step_time_s"), ("est.", "estimate.step_time_s"), ("T_calc", "t_calc_s"), ("T_comm", "t_comm_s"),
