@@ -133,14 +133,14 @@ class Here:
 
     def cancel(self, tuning_id: str, *, force: bool) -> Data:
         """See Answers. Nobody else can want what runs here, so that `force` changes nothing."""
+        from autotune.fleet.local import cancel_here
         from autotune.tuning.report import submitted_answer
-        from autotune.wiring import open_service
 
         with open_to_write(self._db) as store:
             found = store.tuning(tuning_id)
             if found.pool:
                 raise InputError("tuning", found.id, "it is a fleet's: name its server with --server")
-            return submitted_answer(open_service(store).cancel(found.id), created=False)
+            return submitted_answer(cancel_here(store, found.id), created=False)
 
     def best(self, **query: str | int | None) -> Data:
         """See Answers. Without model and cluster of the tuning, by default the newest that measured something."""

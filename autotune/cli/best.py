@@ -104,13 +104,14 @@ def _settle(question: dict[str, Any], data: dict[str, Any], *, db: str | None, a
 
         return settle_there(question, budget, as_json=as_json)
     from autotune.cli.tune import run_tuning
-    from autotune.wiring import open_service, open_store, require_local
+    from autotune.tuning.request import submit, tuning_of
+    from autotune.wiring import open_store, require_local
 
     inputs = Here(db).inputs(question)
     require_local(inputs.cluster)
-    service = open_service(open_store(db))
-    tuning = service.submit(inputs.model, inputs.cluster, inputs.workload, budget=budget)
-    return run_tuning(service, tuning, as_json=as_json, db=db)
+    store = open_store(db)
+    tuning = submit(store, tuning_of(inputs.model, inputs.cluster, inputs.workload, budget=budget))
+    return run_tuning(store, tuning, as_json=as_json, db=db)
 
 
 def _print_best(data: dict[str, Any]) -> None:

@@ -194,7 +194,7 @@ def _measure(
             environment = prober.fingerprint()
         outcomes = []
         for request in requests:
-            with _progress(probe_text(request)) as on_progress:
+            with _progress(probe_text(request.to_data())) as on_progress:
                 outcomes.append(prober.run(request, deadline_s=deadline_s, on_progress=on_progress))
     if db is not None:
         _store(cluster, environment, requests, outcomes, db)
@@ -261,7 +261,7 @@ def print_outcomes(cluster: ClusterSpec, requests: Sequence[ProbeRequest], outco
         if failure is not None:
             where = "" if failure.rank is None else f" on rank {failure.rank}"
             console.print(
-                f"{probe_text(request)}: failed, {failure.kind.value}{where}: {failure.message}"
+                f"{probe_text(request.to_data())}: failed, {failure.kind.value}{where}: {failure.message}"
                 f" (log: {failure.log_path})",
             )
     console.print(f"{sum(outcome.gpu_s for outcome in outcomes):.1f} GPU-seconds spent")

@@ -66,11 +66,19 @@ def cancel(
     output.console().print(f"Tuning {data['tuning']} {words}", soft_wrap=True)
 
 
-def print_tuning(data: dict[str, Any]) -> None:
-    """A tuning: its trials, where it stands, its best plan and why that is the best."""
+def print_tuning(data: dict[str, Any], *, rows: int | None = None, again: str = "") -> None:
+    """A tuning: its trials, where it stands, its best plan and why that is the best.
+
+    Args:
+        data: as an API tells it.
+        rows: trials to print, the fastest; None prints all.
+        again: the command that measures the best plan once more.
+    """
     console, asked = output.console(), data["request"]
     if data["trials"]:
-        console.print(trial_table(data["trials"]))
+        console.print(trial_table(data["trials"], rows))
+    if rows is not None and len(data["trials"]) > rows:
+        console.print(f"(+{len(data['trials']) - rows} more: autotune show {data['tuning']})")
     workload, cluster = asked["workload"], asked["cluster"]
     devices = cluster["nodes"] * cluster["gpus_per_node"]
     console.print(
@@ -93,17 +101,20 @@ def print_tuning(data: dict[str, Any]) -> None:
         soft_wrap=True,
     )
     print_best_reasons(console, data)
-    console.print(f"\nLaunch arguments:  autotune best --tuning {data['tuning']} --for megatron", soft_wrap=True)
+    console.print()
+    if again:
+        console.print(f"Measure it again:  {again}", soft_wrap=True)
+    console.print(f"Launch arguments:  autotune best --tuning {data['tuning']} --for megatron", soft_wrap=True)
 
 
-def trial_table(rows: list[dict[str, Any]]) -> Table:
+def trial_table(trials: list[dict[str, Any]], rows: int | None = None) -> Table:
     """Trials, measured beside estimated: the fastest first, then what was stopped early, what failed last."""
     table = output.table(
         "Trials (measured | estimated)",
         "#", "<plan", "<state", "tokens/s/GPU", "est.", "step", "est.", "T_calc", "T_comm", "exposed", "mu",
         "peak mem", "est.",
     )  # fmt: skip
-    for row in sorted(rows, key=_order):
+    for row in sorted(trials, key=_order)[:rows]:
         told, failure, seconds = row["estimate"] or {}, row["failure"], output.seconds_text
         table.add_row(
             str(row["number"]), output.plan_text(row["plan"]), failure["kind"] if failure else row["state"],
