@@ -17,7 +17,7 @@ from storage.fleet.keys import KeyStore
 from storage.fleet.leases import LeaseStore
 from storage.fleet.nodes import NodeStore
 from storage.fleet.submissions import SubmissionStore
-from storage.fleet.tables import JobRow, LeaseRow, NodeRow
+from storage.fleet.tables import JobRow, LeaseRow, NodeRow, of_pool
 from storage.imports import ImportStore
 from storage.knowledge import KnowledgeStore
 from storage.regression.checks import CheckStore
@@ -52,12 +52,13 @@ class SqlStore(
 
     def counts(self) -> FleetCounts:
         """What a monitor watches. Counted by the database: nothing is read row by row."""
+        leases = select(func.count()).select_from(LeaseRow).join(NodeRow)
         with self.reading() as session:
             return FleetCounts(
                 tunings=_by_state(session, TuningRow.state),
-                jobs=_by_state(session, JobRow.state),
-                nodes=_by_state(session, NodeRow.state, NodeRow.forgotten_at.is_(None)),
-                leases=session.scalar(select(func.count()).select_from(LeaseRow)) or 0,
+                jobs=_by_state(session, JobRow.state, of_pool(JobRow.pool)),
+                nodes=_by_state(session, NodeRow.state, NodeRow.forgotten_at.is_(None), of_pool(NodeRow.pool)),
+                leases=session.scalar(leases.where(of_pool(NodeRow.pool))) or 0,
                 gpu_s=float(session.scalar(select(func.sum(TuningRow.gpu_s_spent))) or 0.0),
             )
 

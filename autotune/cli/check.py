@@ -47,10 +47,10 @@ def check(
     with closing(open_prober(spec)) as prober, console.status("starting ranks") as status:
 
         def on_probe(request: ProbeRequest) -> OnProgress:
-            console.print(probe_text(request), markup=False)
+            console.print(probe_text(request.to_data()), markup=False)
 
             def show(progress: ProbeProgress) -> None:
-                status.update(f"{probe_text(request)}: {progress.phase} {progress.done}")
+                status.update(f"{probe_text(request.to_data())}: {progress.phase} {progress.done}")
 
             return show
 

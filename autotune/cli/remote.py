@@ -7,13 +7,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from autotune.cli import output
-from autotune.cli.asking import asked_server, connect
+from autotune.cli.asking import connect
 from autotune.cli.tunings import print_tuning
 from autotune.errors import InputError
 
 if TYPE_CHECKING:
     from autotune.client import Client
-    from autotune.specs import Budget, ClusterSpec, ModelSpec, SamplerName, Space, TuningEvent
+    from autotune.specs import Budget, ClusterSpec, ModelSpec, SamplerName, Space
 
 
 def model_of(ref: str | None) -> str | ModelSpec:
@@ -32,9 +32,6 @@ def cluster_of(ref: str | None) -> str | ClusterSpec:
     if ref is None:
         raise InputError("--cluster", None, "name one of the server's clusters: autotune --server URL cluster list")
     return load_cluster(ref, lambda _: None) if Path(ref).exists() else ref
-
-
-__all__ = ["asked_server", "event_text", "follow_tuning", "settle_there", "tune"]
 
 
 def tune(
@@ -82,6 +79,8 @@ def _cautions(client: Client, pool: str, *, cold: bool) -> Iterator[str]:
 
 def follow_tuning(client: Client, tuning_id: str, *, as_json: bool) -> int:
     """Prints a tuning's events as they come, then its result. Ctrl-C leaves the tuning running."""
+    from autotune.cli.tune_view import event_text
+
     console = output.error_console()
     try:
         for event in client.events(tuning_id):
@@ -92,44 +91,6 @@ def follow_tuning(client: Client, tuning_id: str, *, as_json: bool) -> int:
     data = client.tuning(tuning_id)
     output.print_json(data) if as_json else print_tuning(data)
     return 0 if data["state"] == "done" else 1
-
-
-def event_text(event: TuningEvent) -> str:
-    """One event in one line."""
-    from autotune.specs import EventKind
-
-    data = event.data
-    match event.kind:
-        case EventKind.STATE:
-            return ": ".join(filter(None, (data["state"], data["stop_reason"] or data["message"])))
-        case EventKind.TRIAL_STARTED:
-            return f"trial {data['number']} {data['plan_key']} is queued"
-        case EventKind.TRIAL_ENDED:
-            return f"trial {data['number']} {data['plan_key']}: {_ended(data)}"
-        case EventKind.PROBE_ENDED:
-            return f"probe {data['request']['kind']}: {_failed(data) or 'ok'} ({data['wall_s']:.1f} s)"
-        case EventKind.JOB_GRANTED:
-            warm = ", warm" if data["warm"] else ""
-            return f"{data['probe']} probe on {', '.join(data['nodes'])} (attempt {data['attempt']}{warm})"
-        case EventKind.JOB_RETRIED:
-            return f"tried again elsewhere: {_failed(data)}"
-
-
-def _ended(data: dict[str, Any]) -> str:
-    reading = data.get("reading")
-    if reading is None:
-        return _failed(data)
-    pruned = ", stopped early: slower than the best" if reading["pruned"] else ""
-    speed, step = output.count_text(reading["tokens_per_s_per_gpu"]), output.seconds_text(reading["step_time_s"])
-    return f"{speed} tokens/s/GPU, step {step}{pruned}"
-
-
-def _failed(data: dict[str, Any]) -> str:
-    failure = data.get("failure")
-    if failure is None:
-        return ""
-    where = f" on rank {failure['rank']}" if failure["rank"] is not None else ""
-    return f"failed, {failure['kind']}{where}: {failure['message']}"
 
 
 def settle_there(query: dict[str, Any], budget: Budget, *, as_json: bool) -> int:

@@ -29,7 +29,7 @@ from autotune.specs import (
     TuningState,
 )
 from storage.database.session import SessionStore, database_now, flush_new
-from storage.fleet.tables import JobRow, LeaseRow, MemberRow, NodeRow
+from storage.fleet.tables import JobRow, LeaseRow, MemberRow, NodeRow, of_pool
 from storage.tunings.named import locked_tuning
 from storage.tunings.rows import values
 from storage.tunings.tables import TrialRow, TuningRow
@@ -140,10 +140,10 @@ class JobStore(SessionStore):
     ) -> Sequence[Job]:
         """Jobs, oldest first, those that come after the job `after`. Raises UnknownNameError for that one."""
         query = select(JobRow)
-        if pool is not None:
-            query = query.where(JobRow.pool == pool)
         if tuning_id is not None:
             query = query.where(JobRow.tuning_id == tuning_id)
+        if tuning_id is None or pool is not None:
+            query = query.where(of_pool(JobRow.pool, pool))
         if states is not None:
             query = query.where(JobRow.state.in_([state.value for state in states]))
         with self.reading() as session:
@@ -172,7 +172,7 @@ class JobStore(SessionStore):
     def unsent_members(self, older_than_s: float) -> Sequence[Job]:
         """GRANTED jobs with a member still LEASED that long after the grant: their message may be lost."""
         waiting = select(MemberRow).where(MemberRow.job_id == JobRow.id, MemberRow.state == MemberState.LEASED.value)
-        query = select(JobRow).where(JobRow.state == JobState.GRANTED.value, waiting.exists())
+        query = select(JobRow).where(JobRow.state == JobState.GRANTED.value, of_pool(JobRow.pool), waiting.exists())
         with self.reading() as session:
             before = database_now(session) - timedelta(seconds=older_than_s)
             rows = session.scalars(query.where(JobRow.granted_at <= before).order_by(JobRow.created_at, JobRow.id))
@@ -180,16 +180,15 @@ class JobStore(SessionStore):
 
     def leased_nodes(self, pool: str | None = None) -> dict[str, str]:
         """Node name -> id of the job that holds it."""
-        query = select(LeaseRow.node, LeaseRow.job_id)
-        if pool is not None:
-            query = query.join(NodeRow, NodeRow.name == LeaseRow.node).where(NodeRow.pool == pool)
+        query = select(LeaseRow.node, LeaseRow.job_id).join(NodeRow, NodeRow.name == LeaseRow.node)
+        query = query.where(of_pool(NodeRow.pool, pool))
         with self.reading() as session:
             return dict(session.execute(query).all())
 
     def gpu_s_by_principal(self, since: datetime) -> dict[str, float]:
         """GPU-seconds that each principal's jobs used since then: the devices that they held, while they held them."""
         columns = (JobRow.principal, JobRow.devices, JobRow.granted_at, JobRow.ended_at)
-        query = select(*columns).where(or_(JobRow.ended_at > since, JobRow.state.in_(HOLDING)))
+        query = select(*columns).where(or_(JobRow.ended_at > since, JobRow.state.in_(HOLDING)), of_pool(JobRow.pool))
         used: dict[str, float] = {}
         with self.reading() as session:
             rows = session.execute(query).all()

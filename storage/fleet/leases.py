@@ -45,7 +45,7 @@ from storage.fleet.jobs import (
     trial_runs,
 )
 from storage.fleet.nodes import forget_worlds, lock_gang, renew_session
-from storage.fleet.tables import CounterRow, JobRow, LeaseRow, MemberRow, NodeRow
+from storage.fleet.tables import CounterRow, JobRow, LeaseRow, MemberRow, NodeRow, of_pool
 from storage.tunings.measurements import add_probe
 from storage.tunings.named import locked_tuning
 from storage.tunings.tables import TuningRow
@@ -283,7 +283,7 @@ def _grace(session: Session, grace: timedelta) -> bool:
 def _granted_until(session: Session, moment: datetime) -> Sequence[JobRow]:
     """The granted jobs with a busy member whose lease runs out by then; locked."""
     by_then = select(MemberRow.job_id).where(MemberRow.state.in_(BUSY), MemberRow.expires_at <= moment).distinct()
-    found = session.scalars(by_then).all()
+    found = session.scalars(by_then.join(JobRow, JobRow.id == MemberRow.job_id).where(of_pool(JobRow.pool))).all()
     return [job for job in lock_jobs(session, found) if job.state == JobState.GRANTED.value]
 
 

@@ -5,14 +5,15 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Sequence
 from typing import Any
 
-from sqlalchemy import or_, select, update
+from sqlalchemy import delete, or_, select, update
 from sqlalchemy.orm import Session
 
 from autotune.errors import StoreConflictError, UnknownNameError
 from autotune.specs import Device, JobState, Node, NodeIncident, NodeState
+from autotune.specs.fleet import LOCAL
 from storage.database.session import NAMES_SHOWN, RacedError, SessionStore, again, database_now, flush_new
 from storage.fleet.jobs import end_queued, lock_jobs, lose_members
-from storage.fleet.tables import JobRow, LeaseRow, NodeIncidentRow, NodeRow
+from storage.fleet.tables import JobRow, LeaseRow, MemberRow, NodeIncidentRow, NodeRow, of_pool
 from storage.tunings.rows import values
 
 INVENTORY = (
@@ -67,12 +68,29 @@ class NodeStore(SessionStore):
 
     def nodes(self, pool: str | None = None) -> Sequence[Node]:
         """Nodes by name."""
-        query = select(NodeRow).where(NodeRow.forgotten_at.is_(None))
-        if pool is not None:
-            query = query.where(NodeRow.pool == pool)
+        query = select(NodeRow).where(NodeRow.forgotten_at.is_(None), of_pool(NodeRow.pool, pool))
         with self.reading() as session:
             found = [node_of(row) for row in session.scalars(query)]
         return sorted(found, key=lambda node: node.name)
+
+    def local_pools(self) -> Sequence[str]:
+        """The pools of single processes, also of those that died before they could discard theirs."""
+        with self.reading() as session:
+            return sorted(session.scalars(select(NodeRow.pool).where(NodeRow.pool.startswith(LOCAL)).distinct()))
+
+    def discard_pool(self, pool: str) -> None:
+        """Deletes a single process's pool: its node and its jobs, not what they measured. Its trials stay as they are.
+
+        Raises ValueError for a fleet's pool.
+        """
+        if not pool.startswith(LOCAL):
+            raise ValueError(f"pool {pool!r} is a fleet's")
+        jobs = select(JobRow.id).where(JobRow.pool == pool)
+        with self.writing() as session:
+            session.execute(delete(LeaseRow).where(LeaseRow.job_id.in_(jobs)))
+            session.execute(delete(MemberRow).where(MemberRow.job_id.in_(jobs)))
+            session.execute(delete(JobRow).where(JobRow.pool == pool))
+            session.execute(delete(NodeRow).where(NodeRow.pool == pool))
 
     def node(self, name: str) -> Node:
         """The node of that name. Raises UnknownNameError."""

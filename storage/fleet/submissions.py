@@ -181,23 +181,25 @@ class SubmissionStore(SessionStore):
         with self.reading() as session:
             return list(session.scalars(theirs.order_by(InterestRow.principal)))
 
-    def claim_tuning(self, tuning_id: str, owner: str, *, lease_s: float) -> Tuning | None:
+    def claim_tuning(self, tuning_id: str, owner: str, *, lease_s: float | None) -> Tuning | None:
         """Makes `owner` the one who may advance it, for that long. None if somebody else is, or it has ended.
 
-        Its owner may renew the claim. After its time it still is that owner's until somebody else claims it. None as
-        well for a tuning that is not a fleet's.
+        Its owner may renew the claim. After its time it still is that owner's until somebody else claims it. A fleet's
+        tuning is claimed for a time; one without a pool without (None), until it is released: None for any other.
         """
         with self.writing() as session:
             row = locked_tuning(session, tuning_id)
-            if TuningState(row.state).ended or not row.pool:
+            if TuningState(row.state).ended or bool(row.pool) != (lease_s is not None):
                 return None
             now = database_now(session)
-            held = bool(row.owner) and row.claim_expires_at is not None and row.claim_expires_at > now
+            expires_at = now if lease_s is None else now + timedelta(seconds=lease_s)
+            lasts = lease_s is None or (row.claim_expires_at is not None and row.claim_expires_at > now)
+            held = bool(row.owner) and lasts
             if held and row.owner != owner:
                 return None
             if not held:
                 row.claimed_at = now
-            row.owner, row.claim_expires_at = owner, now + timedelta(seconds=lease_s)
+            row.owner, row.claim_expires_at = owner, expires_at
             session.flush()
             return rows.tuning_of(row)
 
@@ -230,7 +232,8 @@ class SubmissionStore(SessionStore):
         going = JobRow.state.in_((JobState.QUEUED.value, JobState.GRANTED.value)), JobRow.cancelled.is_(False)
         query = select(TuningRow.id).join(JobRow, JobRow.tuning_id == TuningRow.id)
         with self.reading() as session:
-            return list(session.scalars(query.where(*going, TuningRow.state.not_in(LIVE_STATES)).distinct()))
+            ended = TuningRow.pool != "", TuningRow.state.not_in(LIVE_STATES)
+            return list(session.scalars(query.where(*going, *ended).distinct()))
 
     def tunings_page(
         self, *, limit: int, before: str | None = None, state: str | None = None, principal: str | None = None
