@@ -202,11 +202,9 @@ def _print_near(data: dict[str, Any]) -> None:
             soft_wrap=True,
         )
     if data["nearest"]:
-        table = output.table("Nearest known", "entry", "<differs in", "tokens/s/GPU", "distance")
-        for item in data["nearest"]:
-            speed = output.count_text(item["tokens_per_s_per_gpu"])
-            table.add_row(str(item["id"]), "; ".join(item["differs"]), speed, f"{item['distance']:.2f}")
-        console.print(table)
+        differs, distance = (lambda item: "; ".join(item["differs"])), (lambda item: f"{item['distance']:.2f}")
+        columns = ("entry", "id"), ("<differs in", differs), ("tokens/s/GPU", "tokens_per_s_per_gpu")
+        console.print(output.listing("Nearest known", data["nearest"], *columns, ("distance", distance)))
     else:
         console.print("Nothing near it is known either.")
     if carried is None:
@@ -250,23 +248,13 @@ def known_list(
     names = {"model": model, "cluster": cluster, "device": device, "source": source}
     with ask(db) as answers:
         entries = list(answers.known(limit=limit, before=before, history=history, **names))
-    if as_json:
-        output.print_json({"entries": entries})
-        return
-    table = output.table(
-        "", "entry", "<model", "<cluster", "seq", "batch", "<plan", "tokens/s/GPU", "runs", "<source",
-        "<measured (UTC)",
-        *(["<superseded (UTC)"] if history else []),
+    ended: tuple[output.Column, ...] = (("<superseded (UTC)", "superseded_at"),) if history else ()
+    output.tell_list(
+        "entries", entries, ("entry", "id"), ("<model", "model"), ("<cluster", "cluster"), ("seq", "workload.seq_len"),
+        ("batch", "workload.global_batch"), ("<plan", "plan"), ("tokens/s/GPU", "tokens_per_s_per_gpu"),
+        ("runs", "repeats"), ("<source", "source"), ("<measured (UTC)", "measured_at"), *ended,
+        empty="Nothing is known yet: autotune tune", as_json=as_json,
     )  # fmt: skip
-    for entry in entries:
-        ended = output.moment_text(entry["superseded_at"]) if entry["superseded_at"] else ""
-        table.add_row(
-            str(entry["id"]), entry["model"], entry["cluster"], str(entry["workload"]["seq_len"]),
-            str(entry["workload"]["global_batch"]), output.plan_text(entry["plan"]),
-            output.count_text(entry["tokens_per_s_per_gpu"]), str(entry["repeats"]), entry["source"],
-            output.moment_text(entry["measured_at"]), *([ended] if history else []),
-        )  # fmt: skip
-    output.console().print(table if entries else "Nothing is known yet: autotune tune")
 
 
 @app.command("compare")
@@ -285,11 +273,8 @@ def known_compare(
     with open_to_read(db) as store:
         first, second = store.best_entry(one), store.best_entry(other)
         data: dict[str, Any] = compared(store, first, second)
-    if as_json:
-        output.print_json({"one": entry_data(first), "other": entry_data(second), **data})
-        return
-    table = output.table("", "<what", f"<entry {one}", f"<entry {other}")
-    for row in data["differs"]:
-        table.add_row(row["name"], row["one"], row["other"])
-    output.console().print(table)
-    output.console().print(data["verdict"], soft_wrap=True)
+    answer = {"one": entry_data(first), "other": entry_data(second), **data}
+    columns = ("<what", "name"), (f"<entry {one}", "one"), (f"<entry {other}", "other")
+    output.tell(answer, lambda: output.console().print(output.listing("", data["differs"], *columns)), as_json=as_json)
+    if not as_json:
+        output.console().print(data["verdict"], soft_wrap=True)

@@ -78,10 +78,8 @@ def import_files(
             _keep(store, batch, content, read, dry_run=dry_run, named=source is not None)
             for batch, content, read in found
         ]
-    if as_json:
-        output.print_json({"source": name, "dry_run": dry_run, "files": answers})
-    else:
-        _print_imported(name, answers, dry_run=dry_run)
+    told = {"source": name, "dry_run": dry_run, "files": answers}
+    output.tell(told, lambda: _print_imported(name, answers, dry_run=dry_run), as_json=as_json)
 
 
 def imports(
@@ -97,21 +95,15 @@ def imports(
     if forget is not None:
         with open_to_write(db) as store:
             count = store.forget_import(forget)
-        if as_json:
-            output.print_json({"forgotten": forget, "files": count})
-        else:
-            output.console().print(f"forgotten: {count} files of {forget}")
+        output.tell({"forgotten": forget, "files": count}, f"forgotten: {count} files of {forget}", as_json=as_json)
         return
     with open_to_read(db) as store:
-        batches = store.imports()
-    if as_json:
-        output.print_json({"imports": [batch.to_data() for batch in batches]})
-        return
-    table = output.table("", "<source", "<file", "<format", "size", "<imported")
-    for batch in batches:
-        size, moment = output.bytes_text(batch.size_bytes), f"{batch.imported_at:%Y-%m-%d %H:%M}"
-        table.add_row(batch.source, batch.file_name, batch.format, size, moment)
-    output.console().print(table)
+        batches = [batch.to_data() for batch in store.imports()]
+    output.tell_list(
+        "imports", batches, ("<source", "source"), ("<file", "file_name"), ("<format", "format"),
+        ("size", "size_bytes"), ("<imported", "imported_at"),
+        empty="Nothing was imported yet: autotune import", as_json=as_json,
+    )  # fmt: skip
 
 
 def _format(name: str) -> Format:
@@ -229,38 +221,23 @@ def _keep(
 
 
 def _run_data(run: ImportedRun) -> dict[str, Any]:
-    """A run as --json shows it."""
-    return {
-        "where": run.where,
-        "model": run.model.name,
-        "cluster": run.cluster.name,
-        "workload": run.workload.to_data(),
-        "plan": run.plan.to_data(),
-        "tokens_per_s_per_gpu": run.tokens_per_s_per_gpu,
-        "interval_tokens_per_s_per_gpu": run.interval_tokens_per_s_per_gpu,
-        "steps": run.steps,
-        "peak_reserved_bytes": run.peak_reserved_bytes,
-        "peak_allocated_bytes": run.peak_allocated_bytes,
-        "failure": None if run.failure is None else run.failure.kind.value,
-    }
+    """A run as --json shows it: model and cluster by name, the kind of a failure."""
+    data = {name: value for name, value in run.to_data().items() if name not in {"framework", "group"}}
+    failure = None if run.failure is None else run.failure.kind.value
+    return {**data, "model": run.model.name, "cluster": run.cluster.name, "failure": failure}
 
 
 def _print_imported(source: str, answers: Sequence[dict[str, Any]], *, dry_run: bool) -> None:
     """The runs of all files as a table, then a sentence a file."""
     console = output.console()
-    table = output.table("", "<where", "<model", "<plan", "tokens/s/GPU", "95 % interval", "steps", "peak reserved")
-    for run in (run for answer in answers for run in answer["runs"]):
-        interval = run["interval_tokens_per_s_per_gpu"]
-        table.add_row(
-            run["where"],
-            run["model"],
-            output.plan_text(run["plan"]),
-            run["failure"] or output.count_text(run["tokens_per_s_per_gpu"]),
-            "-" if interval is None else " - ".join(output.count_text(value) for value in interval),
-            str(run["steps"]),
-            output.bytes_text(run["peak_reserved_bytes"]),
-        )
-    if table.row_count:
+    runs = [run for answer in answers for run in answer["runs"]]
+    table = output.listing(
+        "", runs, ("<where", "where"), ("<model", "model"), ("<plan", "plan"),
+        ("tokens/s/GPU", lambda run: run["failure"] or output.count_text(run["tokens_per_s_per_gpu"])),
+        ("95 % interval", "interval_tokens_per_s_per_gpu"), ("steps", "steps"),
+        ("peak reserved", "peak_reserved_bytes"),
+    )  # fmt: skip
+    if runs:
         console.print(table)
     for answer in answers:
         for note in answer["notes"]:
@@ -300,7 +277,6 @@ def export(
 
     with open_to_read(db) as store:
         path = frames.export(store, table, format, out or Path(f"{table}.{format}"), overwrite=overwrite)
-    if as_json:
-        output.print_json({"table": table, "format": format, "path": str(path), "size_bytes": path.stat().st_size})
-    else:
-        output.console().print(f"{path} ({output.bytes_text(path.stat().st_size)})")
+    size = path.stat().st_size
+    told = {"table": table, "format": format, "path": str(path), "size_bytes": size}
+    output.tell(told, f"{path} ({output.bytes_text(size)})", as_json=as_json)

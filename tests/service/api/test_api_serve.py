@@ -36,7 +36,7 @@ from store_records import (
 
 from autotune.api.access import is_loopback
 from autotune.api.application import create_app
-from autotune.api.measurement_answers import (
+from autotune.api.known_answers import (
     CollectiveMeasurement,
     LayerMeasurement,
     MeasurementPage,
