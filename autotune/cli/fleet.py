@@ -44,7 +44,7 @@ def serve(
     with closing(open_store(db)) as store, closing(open_queue(settings)) as queue:
         require_key(store, host)
         _warn_without_broker(queue, settings.broker_url)
-        with closing(open_fleet(settings, store)) as fleet:
+        with closing(open_fleet(store, open_queue(settings))) as fleet:
             app = create_app(
                 store, fleet, broker_answers=queue.answers, open_locally=is_loopback(host), rate=rate_limit
             )

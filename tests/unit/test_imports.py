@@ -36,7 +36,7 @@ ALLOWED: dict[str, set[str]] = {
 BELOW_THE_DOORS = set(ALLOWED)
 ALLOWED |= {
     "wiring": BELOW_THE_DOORS - {"client"},
-    "workers": BASE | {"settings", "ports", "fleet", "queue", "wiring"},
+    "workers": BASE | {"settings", "ports", "fleet", "regression", "queue", "wiring"},
     "api": BELOW_THE_DOORS - {"probes", "storage", "queue", "client"} | {"wiring"},
     "cli": BELOW_THE_DOORS | {"wiring", "workers", "api"},
 }
