@@ -24,7 +24,7 @@ ALLOWED: dict[str, set[str]] = {
     "explain": BASE | {"cost", "search"},
     "backtest": BASE | {"cost", "search"},
     "knowledge": BASE | {"cost", "search", "ports"},
-    "imports": BASE | {"catalog", "cost", "search", "backtest"},
+    "imports": BASE | {"catalog", "cost", "search", "ports", "backtest"},
     "tuning": BASE | {"cost", "export", "search", "ports", "explain", "imports", "knowledge"},
     "fleet": BASE | {"search", "ports", "tuning"},
     "regression": BASE | {"cost", "settings", "search", "ports", "knowledge", "tuning", "fleet"},
