@@ -35,7 +35,7 @@ from autotune.specs import Job, JobState, MemberState, ProbeOutcome, TuningState
 from storage import SqlStore, open_store
 from storage.care.maintenance import check
 from storage.fleet.jobs import job_row
-from storage.fleet.submissions import take_in
+from storage.fleet.submissions import Intake
 from storage.tunings.named import locked_tuning
 
 Answer = TypeVar("Answer")
@@ -153,7 +153,9 @@ def test_what_somebody_joins_is_not_withdrawn(postgres: PostgresServer) -> None:
         request = Submission(tuning=fleet_tuning("second", "bob"), sharing_key="k")
         with ThreadPoolExecutor(1) as beside:
             with store.writing() as session:
-                take_in(session, [request])
+                intake = Intake(session, [request])
+                intake.take(request)
+                intake.store()
                 withdrawn = beside.submit(store.withdraw, "first", "ada")
                 until_somebody_waits(postgres)
             assert not withdrawn.result(timeout=30)
