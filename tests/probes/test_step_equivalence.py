@@ -44,12 +44,6 @@ def eight(_rank_environment: None, tmp_path_factory: pytest.TempPathFactory) -> 
         yield prober
 
 
-@pytest.fixture(scope="module")
-def one(_rank_environment: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalProber]:
-    with LocalProber(cpu_cluster(1), log_dir=tmp_path_factory.mktemp("one")) as prober:
-        yield prober
-
-
 def losses(prober: LocalProber, plan: Plan, **changes: object) -> tuple[float, ...]:
     outcome = prober.run(step_request(plan, **changes), deadline_s=120)
     assert outcome.failure is None, outcome.failure
