@@ -23,8 +23,8 @@ QWEN = {"kv_heads": 2, "qk_norm": True, "qkv_bias": True, "layers": 5}
 BARE = {"position": "none", "tied": True, "head_dim": 16}
 
 PLANS = {
-    "tp2.dp2": {"tp": 2, "dp": 2, "zero_stage": 1},
-    "tp2.dp2.sp": {"tp": 2, "dp": 2, "zero_stage": 3, "sequence_parallel": True},
+    "tp2.dp2": {"tp": 2, "dp": 2, "zero_stage": 1, "micro_batch": 2},
+    "tp2.dp2.sp": {"tp": 2, "dp": 2, "zero_stage": 3, "sequence_parallel": True, "micro_batch": 2},
     "tp2.pp2.sp": {"tp": 2, "pp": 2, "sequence_parallel": True, "micro_batch": 2},
     "pp4": {"pp": 4, "schedule": "gpipe", "micro_batch": 2},
     "pp2.dp2": {"pp": 2, "dp": 2, "zero_stage": 3, "micro_batch": 2, "recompute": "full"},
