@@ -140,7 +140,7 @@ def _print_explained(setting: Setting, chosen: Plan | None, top: int, *, explain
     import time
 
     from autotune.explain.explanation import explained
-    from autotune.search.offline import RankedPlan, Ranking, rank
+    from autotune.search.offline import EstimatedPlan, Ranking, rank
     from autotune.tuning.report import ranking_data
 
     question = setting.model, setting.cluster, setting.workload
@@ -152,7 +152,7 @@ def _print_explained(setting: Setting, chosen: Plan | None, top: int, *, explain
         started = time.perf_counter()
         found = estimate_plan(*question, chosen, setting.profile)
         seconds = time.perf_counter() - started
-        one = (RankedPlan(plan=chosen, estimate=found),)
+        one = (EstimatedPlan(plan=chosen, estimate=found),)
         ranking = Ranking(legal=1, fitting=int(found.fits), seconds=seconds, estimates_per_s=1 / seconds, plans=one)
     first = ranking.plans[0].plan
     data = ranking_data(*question, ranking) | (explained(setting, first) if explain else {})

@@ -144,7 +144,7 @@ class Layouts:
             code = code * len(values) + inverse
             if code.size and int(code.max()) >= LUT_LIMIT:
                 _, code = distinct(code)
-        _, index, first = _first_rows(code)
+        index, first = _first_rows(code)
         columns = {name: getattr(table, name)[first].astype(np.float64) for name in FIELDS}
         return cls(**columns, index=index)
 
@@ -168,12 +168,12 @@ def distinct(column: npt.NDArray[np.integer]) -> tuple[Integers, IndexColumn]:
     return np.flatnonzero(seen), lut[column]
 
 
-def _first_rows(code: Integers) -> tuple[Integers, IndexColumn, IndexColumn]:
-    """(distinct codes, inverse, one row of each)."""
+def _first_rows(code: Integers) -> tuple[IndexColumn, IndexColumn]:
+    """(which distinct code each one is, one row of each)."""
     values, index = distinct(code)
     first = np.zeros(len(values), dtype=np.intp)
     first[index] = np.arange(len(code))
-    return values, index, first
+    return index, first
 
 
 # ----------------------------------------------------------------------------------------------------
@@ -207,9 +207,7 @@ class Shapes:
         sizes, micro_batch = distinct(table.micro_batch)
         code = by_layout[layouts.index] * len(sizes) + micro_batch
         code = code * 6 + table.sequence_parallel * 3 + table.recompute
-        values, index = distinct(code)
-        first = np.zeros(len(values), dtype=np.intp)
-        first[index] = np.arange(len(code))
+        index, first = _first_rows(code)
         layout = layouts.index[first]
         tp, cp = layouts.tp[layout], layouts.cp[layout]
         sequence_parallel = table.sequence_parallel[first]

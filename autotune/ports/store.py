@@ -182,10 +182,6 @@ class Store(Protocol):
         """A source's collective readings on that cluster, oldest first. Raises UnknownNameError."""
 
 
-# ----------------------------------------------------------------------------------------------------
-# What the service needs to remember best-known plans: a KnowledgeStore. storage implements it.
-
-
 class KnowledgeStore(Store, Protocol):
     """A Store that remembers. Each method is one transaction."""
 

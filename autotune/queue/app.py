@@ -95,9 +95,6 @@ def shown(url: str) -> str:
     return f"{scheme}://{rest.rpartition('@')[2]}"
 
 
-# ----------------------------------------------------------------------------------------------------
-# What each task's message may carry: ids, and nothing else. Everything else is refused before it is used.
-
 MAX_TOKEN = 2**63 - 1
 MAX_TUNINGS = 1000
 Id = Annotated[str, Field(min_length=1, max_length=64, pattern=r"^[A-Za-z0-9_.-]+$")]

@@ -27,7 +27,7 @@ from fleet_records import (
 )
 from processes import READY, TOGETHER, run_together
 from services import PASSWORD, PostgresServer
-from store_records import COLLECTIVE_OUTCOME, FINGERPRINT, step_reading, trial
+from store_records import COLLECTIVE_OUTCOME, FINGERPRINT, step_reading, trial, tuning
 
 from autotune.errors import StoreError
 from autotune.ports.fleet import Submission
@@ -35,7 +35,7 @@ from autotune.specs import Job, JobState, MemberState, ProbeOutcome, TuningState
 from storage import SqlStore, open_store
 from storage.care.maintenance import check
 from storage.fleet.jobs import job_row
-from storage.fleet.submissions import take_in
+from storage.fleet.submissions import Intake
 from storage.tunings.named import locked_tuning
 
 Answer = TypeVar("Answer")
@@ -114,6 +114,16 @@ def test_one_tuner_claims(store: SqlStore) -> None:
     assert store.tuning("tuning-1").owner == won.owner
 
 
+def test_a_tuning_of_a_single_process_is_its_until_it_lets_go(store: SqlStore) -> None:
+    store.create_tuning(tuning("own", owner=""))
+    claims = together(lambda number: store.claim_tuning("own", f"process-{number}", lease_s=None), 6)
+    (won,) = [claim for claim in claims if claim is not None]
+    assert store.claim_tuning("own", won.owner, lease_s=None) is not None
+    assert store.claim_tuning("own", "tuner", lease_s=LONG_S) is None  # that is not for a fleet
+    store.release_tuning("own", won.owner)
+    assert store.claim_tuning("own", "another", lease_s=None) is not None
+
+
 def test_requests_join_a_tuning_while_somebody_works_on_it(postgres: PostgresServer) -> None:
     """Else one tuner that is frozen there would hold up all who ask for anything at that time."""
     with open_store(postgres.url(postgres.create_database())) as store:
@@ -143,7 +153,9 @@ def test_what_somebody_joins_is_not_withdrawn(postgres: PostgresServer) -> None:
         request = Submission(tuning=fleet_tuning("second", "bob"), sharing_key="k")
         with ThreadPoolExecutor(1) as beside:
             with store.writing() as session:
-                take_in(session, [request])
+                intake = Intake(session, [request])
+                intake.take(request)
+                intake.store()
                 withdrawn = beside.submit(store.withdraw, "first", "ada")
                 until_somebody_waits(postgres)
             assert not withdrawn.result(timeout=30)

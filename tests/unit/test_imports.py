@@ -57,6 +57,7 @@ HEAVY: dict[str, set[str]] = {
     "sse_starlette": {"api"},
     "prometheus_client": {"api"},
     "limits": {"api"},
+    "cachetools": {"api"},
     "httpx": {"client"},
     "matplotlib": {"cli"},
     "typer": {"cli"},
