@@ -117,6 +117,15 @@ def listing(title: str, rows: Iterable[Row], *columns: Column) -> Table:
     return result
 
 
+def print_cells(rows: Iterable[Mapping[str, str]], empty: str) -> None:
+    """A table of rows that name their own columns; `empty` where there is none."""
+    found = list(rows)
+    result = table("", *(found[0] if found else ()))
+    for row in found:
+        result.add_row(*row.values())
+    console().print(result if found else empty)
+
+
 def facts(title: str, column: str, rows: Mapping[str, str]) -> Table:
     """A table of names and what is said of each."""
     result = table(title, "<what", f"<{column}")

@@ -1,22 +1,21 @@
-"""The report: verdicts, incidents, and every plan's history as a plot, as Markdown or as one HTML file."""
+"""Checks and incidents as data, as cells of a table, and as a report with plots, in Markdown or one HTML file."""
 
 from __future__ import annotations
 
 import html as escaping
 import io
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from autotune.cli import output
-from autotune.cli.regress_view import cause_text, explanations
 from autotune.errors import InputError
 
 if TYPE_CHECKING:
     from autotune.specs import BestEntry
-    from autotune.specs.regression import Check, Incident
+    from autotune.specs.regression import Check, CheckResult, Incident
     from storage import SqlStore
 
 MAX_CHECKS, MAX_INCIDENTS = 400, 50
@@ -26,6 +25,103 @@ COLOURS = {
 STYLE = """body{font:15px/1.45 system-ui,sans-serif;margin:2rem auto;max-width:72rem;padding:0 1rem;color:#222}
 table{border-collapse:collapse;margin:1rem 0}td,th{padding:.3rem .7rem;border-bottom:1px solid #ddd;text-align:left}
 h1{font-size:1.5rem}h2{font-size:1.15rem;margin-top:2rem}.scroll{overflow-x:auto}svg{max-width:100%;height:auto}"""
+
+
+def check_data(check: Check, entry: BestEntry) -> dict[str, Any]:
+    """A check without its single measurements."""
+    result = check.result
+    return {
+        "id": check.id,
+        "entry": check.entry_id,
+        "model": entry.model.name,
+        "cluster": entry.cluster.name,
+        "plan": entry.plan.key,
+        "state": check.state.value,
+        "started_at": check.started_at.isoformat(),
+        "ended_at": check.ended_at.isoformat() if check.ended_at else None,
+        "gpu_s": check.gpu_s,
+        "environment_key": check.environment_key,
+        "tuning": check.tuning_id,
+        "result": None if result is None else result_data(result),
+    }
+
+
+def result_data(result: CheckResult) -> dict[str, Any]:
+    """A result with the number of its windows instead of what they hold."""
+    data = result.to_data()
+    return {**data, "windows": len(result.windows), "memory_change": memory_change(result)}
+
+
+def memory_change(result: CheckResult) -> float | None:
+    """The relative change of the worst rank's peak; None where it is not known."""
+    before, now = result.baseline_peak_bytes, result.peak_bytes
+    return now / before - 1.0 if before and now is not None else None
+
+
+def check_cells(check: Check, entry: BestEntry) -> dict[str, str]:
+    """A check as a row of a table: the text under each heading."""
+    result = check.result
+    compared = result is not None and result.baseline_windows > 0
+    memory = None if result is None else memory_change(result)
+    return {
+        "entry": str(check.entry_id),
+        "<model": entry.model.name,
+        "<cluster": entry.cluster.name,
+        "<plan": entry.plan.key,
+        "<checked (UTC)": f"{check.started_at:%Y-%m-%d %H:%M}",
+        "<verdict": result.verdict.value.replace("_", " ") if result else "-",
+        "throughput": f"{result.effect:+.1%}" if result and compared else "-",
+        "<interval": "{:+.1%} to {:+.1%}".format(*result.interval) if result and compared else "-",
+        "memory": "-" if memory is None else f"{memory:+.1%}",
+        "<cause": cause_text(result) if result else "-",
+        "GPU-s": f"{check.gpu_s:.0f}",
+    }
+
+
+def incident_cells(incident: Incident) -> dict[str, str]:
+    """An incident as a row of a table."""
+    recovered = incident.recovered_at
+    return {
+        "incident": str(incident.id),
+        "<opened (UTC)": f"{incident.opened_at:%Y-%m-%d %H:%M}",
+        "<recovered (UTC)": f"{recovered:%Y-%m-%d %H:%M}" if recovered else "open",
+        "<cause": incident.kind.value.replace("_", " "),
+        "<what": incident.message,
+        "<entries": ", ".join(map(str, incident.entries)),
+    }
+
+
+def cause_text(result: CheckResult) -> str:
+    """The cause in a few words; empty where there is none."""
+    cause = result.cause
+    if cause is None:
+        return ""
+    return cause.subject or cause.kind.value.replace("_", " ")
+
+
+def explanations(checks: Sequence[Check]) -> list[str]:
+    """A sentence for each check that needs one."""
+    found = []
+    for check in checks:
+        result = check.result
+        if result is None:
+            continue
+        if result.cause is not None:
+            found.append(f"Entry {check.entry_id}: {result.message}. {sentence(result.cause.text)}")
+        elif result.verdict.value in {"cannot_tell", "baseline"}:
+            found.append(f"Entry {check.entry_id}: {result.message}")
+        if result.retune_reason:
+            found.append(f"Entry {check.entry_id}: another plan may win now: {result.retune_reason}")
+    return found
+
+
+def sentence(text: str) -> str:
+    """With a capital letter and a full stop."""
+    return f"{text[:1].upper()}{text[1:]}."
+
+
+# ----------------------------------------------------------------------------------------------------
+# The report: verdicts, incidents, and every plan's history as a plot.
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,40 +153,13 @@ def read_report(store: SqlStore) -> Report:
     return Report(at=datetime.now(UTC), stories=stories, incidents=store.incidents_page(limit=MAX_INCIDENTS))
 
 
-HEADINGS = ("entry", "model", "cluster", "plan", "checked (UTC)", "verdict", "throughput", "interval", "cause")
-INCIDENT_HEADINGS = ("incident", "opened (UTC)", "recovered (UTC)", "cause", "what", "entries")
+NOT_REPORTED, NOTHING = ("memory", "GPU-s"), "No plan was checked yet."
 
 
-def verdict_rows(report: Report) -> list[tuple[str, ...]]:
+def verdict_rows(report: Report) -> list[dict[str, str]]:
     """The present verdicts."""
-    rows: list[tuple[str, ...]] = []
-    for story in report.stories:
-        check, entry = story.checks[-1], story.entry
-        result = check.result
-        assert result is not None
-        low, high = result.interval
-        compared = result.baseline_windows > 0
-        rows.append(
-            (
-                str(entry.id), entry.model.name, entry.cluster.name, entry.plan.key,
-                f"{check.started_at:%Y-%m-%d %H:%M}", result.verdict.value.replace("_", " "),
-                f"{result.effect:+.1%}" if compared else "-", f"{low:+.1%} to {high:+.1%}" if compared else "-",
-                cause_text(result),
-            )
-        )  # fmt: skip
-    return rows
-
-
-def incident_rows(report: Report) -> list[tuple[str, ...]]:
-    """The newest incidents."""
-    return [
-        (
-            str(item.id), f"{item.opened_at:%Y-%m-%d %H:%M}",
-            f"{item.recovered_at:%Y-%m-%d %H:%M}" if item.recovered_at else "open",
-            item.kind.value.replace("_", " "), item.message, ", ".join(map(str, item.entries)),
-        )
-        for item in report.incidents
-    ]  # fmt: skip
+    rows = [check_cells(story.checks[-1], story.entry) for story in report.stories]
+    return [{name: cell for name, cell in row.items() if name not in NOT_REPORTED} for row in rows]
 
 
 def to_markdown(report: Report, *, beside: Path | None) -> str:
@@ -98,7 +167,7 @@ def to_markdown(report: Report, *, beside: Path | None) -> str:
     parts = [
         f"# Regression report, {report.at:%Y-%m-%d %H:%M} UTC",
         "",
-        *_markdown_table(HEADINGS, verdict_rows(report)),
+        *_markdown_table(verdict_rows(report)),
     ]
     for story in report.stories:
         parts += [
@@ -112,19 +181,19 @@ def to_markdown(report: Report, *, beside: Path | None) -> str:
             output.write_text(file, plot(story))
             parts += ["", f"![history of entry {story.entry.id}]({file.name})"]
     if report.incidents:
-        parts += ["", "## Incidents", "", *_markdown_table(INCIDENT_HEADINGS, incident_rows(report))]
+        parts += ["", "## Incidents", "", *_markdown_table([incident_cells(item) for item in report.incidents])]
     return "\n".join(parts) + "\n"
 
 
 def to_html(report: Report) -> str:
     """One file with everything in it, plots too; it loads nothing."""
-    parts = [f"<h1>{_heading(report)}</h1>", _html_table(HEADINGS, verdict_rows(report))]
+    parts = [f"<h1>{_heading(report)}</h1>", _html_table(verdict_rows(report))]
     for story in report.stories:
         parts.append(f"<h2>Entry {story.entry.id}: {escaping.escape(title(story))}</h2>")
         parts += [f"<p>{escaping.escape(line)}</p>" for line in explanations(story.checks[-1:])]
         parts.append(plot(story))
     if report.incidents:
-        parts += ["<h2>Incidents</h2>", _html_table(INCIDENT_HEADINGS, incident_rows(report))]
+        parts += ["<h2>Incidents</h2>", _html_table([incident_cells(item) for item in report.incidents])]
     body = "\n".join(parts)
     return (
         '<!doctype html>\n<html lang="en"><head><meta charset="utf-8"><title>Regression report</title>'
@@ -179,9 +248,17 @@ def plot(story: Story) -> str:
     return svg[svg.index("<svg") :]
 
 
-def _markdown_table(headings: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
-    lines = [headings, ["---"] * len(headings), *rows]
+def _markdown_table(rows: Sequence[dict[str, str]]) -> list[str]:
+    if not rows:
+        return [NOTHING]
+    headings = _headings(rows)
+    lines = [headings, ["---"] * len(headings), *(list(row.values()) for row in rows)]
     return ["| " + " | ".join(_plain(cell).replace("|", "\\|") for cell in line) + " |" for line in lines]
+
+
+def _headings(rows: Sequence[dict[str, str]]) -> list[str]:
+    """The headings, without what aligns a table of the command line."""
+    return [name.removeprefix("<") for name in rows[0]]
 
 
 def _plain(text: str) -> str:
@@ -189,9 +266,12 @@ def _plain(text: str) -> str:
     return " ".join(text.split()).replace("<", "&lt;").replace("`", "'")
 
 
-def _html_table(headings: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    def line(cells: Sequence[str], tag: str) -> str:
+def _html_table(rows: Sequence[dict[str, str]]) -> str:
+    if not rows:
+        return f"<p>{NOTHING}</p>"
+
+    def line(cells: Iterable[str], tag: str) -> str:
         return "<tr>" + "".join(f"<{tag}>{escaping.escape(cell)}</{tag}>" for cell in cells) + "</tr>"
 
-    body = "\n".join(line(row, "td") for row in rows)
-    return f'<div class="scroll"><table>\n{line(headings, "th")}\n{body}\n</table></div>'
+    body = "\n".join(line(row.values(), "td") for row in rows)
+    return f'<div class="scroll"><table>\n{line(_headings(rows), "th")}\n{body}\n</table></div>'
