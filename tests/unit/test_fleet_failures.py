@@ -24,7 +24,7 @@ from autotune.specs import (
     ProbeOutcome,
     StepRequest,
 )
-from autotune.tuning.fleet.failures import MOST_ATTEMPTS, POLICY, Verdict, judge
+from autotune.tuning.fleet.failures import MOST_ATTEMPTS, POLICY, Verdict, judge, same_work
 
 NOW = datetime(2026, 11, 29, 12, tzinfo=UTC)
 CLUSTER = ClusterSpec(
@@ -186,3 +186,19 @@ def test_only_an_oom_teaches_memory_and_what_was_tried_often_enough_is_not_asked
         belief = search.belief()
         assert belief.barred[row]
         assert search.observations[0].out_of_memory is (kind is FailureKind.OOM)
+
+
+@pytest.mark.parametrize(
+    ("changes", "same"),
+    [
+        ({}, True),
+        ({"id": "j9", "attempt": 2, "avoid": ("a",)}, True),
+        ({"purpose": JobPurpose.PROFILE}, False),
+        ({"trial_id": "t-1"}, False),
+        ({"request": REQUEST.model_copy(update={"plan": Plan(tp=4)})}, False),
+    ],
+)
+def test_attempts_at_the_same_work_have_its_purpose_trial_and_request(
+    changes: dict[str, object], *, same: bool
+) -> None:
+    assert same_work(attempt(), attempt(**changes)) is same

@@ -5,6 +5,7 @@ from __future__ import annotations
 from datetime import UTC, datetime, timedelta
 from itertools import count
 
+import numpy as np
 import pytest
 
 from autotune.specs import (
@@ -24,15 +25,20 @@ from autotune.specs import (
     Workload,
 )
 from autotune.specs.regression import (
+    Attribution,
     CauseKind,
     Check,
     CheckMeasurement,
     CheckResult,
     CheckRole,
     CheckState,
+    CheckWindow,
+    ControlChange,
+    StepTrace,
     VerdictKind,
     series_of,
 )
+from autotune.tuning.regression.attribution import Evidence, attribute
 from autotune.tuning.regression.conclusion import Background, conclude
 from autotune.tuning.regression.protocol import (
     MOST_FAILURES,
@@ -45,6 +51,7 @@ from autotune.tuning.regression.protocol import (
 )
 from autotune.tuning.regression.retuning import retune_budget
 from autotune.tuning.regression.verdict import BASELINE_WINDOWS, REPEATS
+from autotune.tuning.regression.windows import Noise, Window
 from benchmarks.regression_machine import Machine, Noises
 
 MODEL = ModelSpec(
@@ -380,3 +387,118 @@ def test_another_environment_lets_a_close_runner_up_try_again() -> None:
     nights = Nights(entry_of(runner_up=RUNNER_UP))
     nights.night()
     assert "environment changed" in nights.night(NEW).retune_reason
+
+
+LOGS = Noise(within=1e-7, between=1e-7, visits=1e-7, freedom=17.0)
+
+
+def trace(step_s: float = 0.1, calc_s: float = 0.06, comm_s: float = 0.04, exposed_s: float = 0.03) -> StepTrace:
+    return StepTrace(step_s=step_s, calc_s=calc_s, comm_s=comm_s, exposed_s=exposed_s)
+
+
+def blamed(
+    slower: dict[CheckRole, float],
+    entry: BestEntry | None = None,
+    loss: float = 0.2,
+    now: StepTrace | None = None,
+    noise: Noise = LOGS,
+    unmeasured: tuple[CheckRole, ...] = (),
+) -> Attribution:
+    """The cause of a loss where controls are slower by so much (ln); a step of 100 ms, 60 of them computing, 40 of
+    communication, of which 30 are exposed."""
+    entry = entry or entry_of()
+
+    def windows(visit: str, by: float, count: int) -> list[Window]:
+        return [Window(visit=visit, logs=(-by,) * 5) for _ in range(count)]
+
+    roles = {role: (windows("then", 0.0, 4), windows("now", slower.get(role, 0.0), 1)) for role in controls(entry)}
+    for role in unmeasured:
+        del roles[role]
+    before = [CheckWindow(at=MOMENT, speeds={}, trace=trace())]
+    after = [CheckWindow(at=MOMENT, speeds={}, trace=now or trace(step_s=0.12))]
+    return attribute(
+        Evidence(entry=entry, loss=loss, baseline=before, now=after, roles=roles, noises=dict.fromkeys(roles, noise))
+    )
+
+
+def effect_of(found: Attribution, role: CheckRole) -> ControlChange:
+    return next(item for item in found.controls if item.role is role)
+
+
+def test_what_a_slower_control_costs_a_step_is_its_share_of_it() -> None:
+    """ln of a step whose 60 % compute 1.2 times as long; of the links, at half their speed, at most all 40 % take twice
+    as long. Which of two links is exposed the trace does not tell, so that it may be nothing as well; where there is
+    one it is 30 % at least."""
+    both = blamed({CheckRole.KERNELS: np.log(1.2), CheckRole.LINK_ACROSS: np.log(2.0)})
+    assert effect_of(both, CheckRole.KERNELS).step_effect == pytest.approx((np.log(1.12),) * 3, rel=1e-4)
+    assert effect_of(both, CheckRole.KERNELS).effect == pytest.approx(1 / 1.2 - 1)
+    assert effect_of(both, CheckRole.LINK_ACROSS).step_effect == pytest.approx(
+        (0.0, np.log(1.4), np.log(1.4)), rel=1e-4
+    )
+    assert effect_of(both, CheckRole.LINK_INSIDE).step_effect == pytest.approx((0.0, 0.0, 0.0), abs=1e-5)
+    one = blamed({CheckRole.LINK_INSIDE: np.log(2.0)}, entry_of(ALONE, Plan(dp=2)))
+    expected = (np.log(1.3), np.log(1.4), np.log(1.4))
+    assert effect_of(one, CheckRole.LINK_INSIDE).step_effect == pytest.approx(expected, rel=1e-4)
+
+
+def test_a_link_between_ranks_that_do_not_talk_costs_nothing() -> None:
+    found = blamed({CheckRole.LINK_ACROSS: np.log(2.0)}, entry_of(plan=Plan(dp=2)))
+    assert effect_of(found, CheckRole.LINK_ACROSS).slower
+    assert effect_of(found, CheckRole.LINK_ACROSS).step_effect == (0.0, 0.0, 0.0)
+
+
+def test_a_control_is_slower_by_two_per_cent_at_least_and_beyond_its_noise() -> None:
+    """Student's t with 17 degrees of freedom at 0.5 % is 2.89823; the noise of four windows and one sqrt(131e-6)."""
+    noise = Noise(within=0.01, between=0.006, visits=0.005, freedom=17.0)
+    half = 2.89823 * 131e-6**0.5
+    for by, slower in ((half - 1e-4, False), (half + 1e-4, True)):
+        kernels = effect_of(blamed({CheckRole.KERNELS: by}, noise=noise), CheckRole.KERNELS)
+        assert kernels.slower is slower
+        assert kernels.interval == pytest.approx((np.expm1(-by - half), np.expm1(-by + half)), rel=1e-3, abs=1e-6)
+    for by, slower in ((np.log(1.0199), False), (np.log(1.0201), True)):
+        assert effect_of(blamed({CheckRole.KERNELS: by}), CheckRole.KERNELS).slower is slower
+
+
+def test_a_control_explains_a_loss_if_it_can_explain_a_half_of_it() -> None:
+    """Kernels 1.2 times as slow make the step ln 1.12 = 0.1133 longer."""
+    slower = {CheckRole.KERNELS: np.log(1.2)}
+    assert blamed(slower, loss=0.226).kind is CauseKind.KERNELS
+    rest = blamed(slower, loss=0.227)
+    assert rest.kind is CauseKind.PLAN  # which the kernels cannot explain, nor anything else
+    assert blamed(slower, loss=0.227, unmeasured=(CheckRole.LINK_ACROSS,)).kind is CauseKind.CANNOT_TELL
+
+
+def test_of_two_slower_controls_the_one_is_to_blame_where_the_time_went() -> None:
+    """The step is 20 ms longer, of which computing has 16 or 4: 80 % of it, or 20 %. In between nobody can tell."""
+    slower = {CheckRole.KERNELS: np.log(1.4), CheckRole.LINK_ACROSS: np.log(2.0)}
+
+    def kind(calc_s: float) -> CauseKind:
+        return blamed(slower, loss=0.18, now=trace(step_s=0.12, calc_s=calc_s)).kind
+
+    assert kind(0.0761) is CauseKind.KERNELS
+    assert kind(0.0639) is CauseKind.LINK_ACROSS
+    assert kind(0.070) is CauseKind.CANNOT_TELL
+    assert blamed(slower, loss=0.18, now=trace(step_s=0.1)).kind is CauseKind.CANNOT_TELL
+
+
+def test_a_much_weaker_suspect_is_no_rival() -> None:
+    """Where the time went is not clear; the links cost ln 1.8 = 0.588 at most, the kernels' ln 1.35 = 0.300 is more
+    than a half of that, and ln 1.33 = 0.285 is less."""
+    now = trace(step_s=0.12, calc_s=0.07)
+    across = {CheckRole.LINK_ACROSS: np.log(3.0)}
+    one, other = (blamed(across | {CheckRole.KERNELS: np.log1p(by / 0.6)}, loss=0.3, now=now) for by in (0.35, 0.33))
+    assert one.kind is CauseKind.CANNOT_TELL
+    names = "computing on card in pair and link wire across nodes of pair"
+    assert one.text == f"{names} are slower, and either may explain the loss"
+    assert other.kind is CauseKind.LINK_ACROSS
+    assert other.text == "link wire across nodes of pair is at 33% of its speed at the baseline"
+
+
+def test_a_loss_is_the_plans_where_all_noise_together_cannot_explain_half_of_it() -> None:
+    """Of kernels and both links nothing changed; at the far end of their noise, half = 0.033171, the step is longer by
+    ln(1 + 0.6 * (exp(half) - 1)) = 0.020037 and twice ln(1 + 0.4 * ...) = 0.013401: together 0.027587."""
+    noise = Noise(within=0.01, between=0.006, visits=0.005, freedom=17.0)
+    assert blamed({}, loss=0.0553, noise=noise).kind is CauseKind.PLAN
+    rest = blamed({}, loss=0.0550, noise=noise)
+    assert rest.kind is CauseKind.CANNOT_TELL
+    assert rest.text == "the controls' noise leaves room for 2.8% of a loss of 5.7%"
