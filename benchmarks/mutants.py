@@ -41,7 +41,7 @@ from typing import Any
 import yaml
 
 ROOT = Path(__file__).resolve().parents[1]
-PACKAGES = ("autotune/cost", "autotune/search", "autotune/tuning/regression", "autotune/tuning/fleet")
+PACKAGES = ("autotune/cost", "autotune/search", "autotune/regression", "autotune/fleet")
 TESTS = ("tests/unit", "tests/golden")
 EQUIVALENT = Path("benchmarks/mutants_equivalent.yaml")
 """Changes that no test can notice, each with the reason; they are left out of the share."""

@@ -12,7 +12,7 @@ import torch.distributed as dist
 from autotune.specs import CollectiveOp, CollectiveRequest, ProbeProgress
 from probes.collective_report import members
 from probes.context import RankContext
-from probes.groups import GroupSet
+from probes.mesh import GroupSet
 
 _ELEMENT_BYTES = 4  # float32, nccl-tests' default
 # torch 2.13 renamed these two and warns at the old names.

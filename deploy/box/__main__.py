@@ -8,7 +8,7 @@ import sys
 from deploy.box.network import numbers
 from deploy.box.removal import remove
 from deploy.box.system import BoxError, require_root
-from deploy.box.watch import watch
+from deploy.box.watchdog import watch
 
 
 def main() -> int:

@@ -9,7 +9,7 @@ import pytest
 from local_ranks import AMPLE_S, cpu_cluster
 from training_plans import step_request
 
-from autotune.cost.flops import model_flops_per_token as cost_flops_per_token
+from autotune.cost.work import model_flops_per_token as cost_flops_per_token
 from autotune.specs import FailureKind, ModelSpec, Plan, ProbeOutcome, ProbeProgress, Recompute, StepReading
 from probes.launch import LocalProber
 from probes.step_report import merge, model_flops_per_token

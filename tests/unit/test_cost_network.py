@@ -5,8 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from autotune.cost.links import UNREAD, ring_of
-from autotune.cost.network import Network, geometry, ring_steps, ring_traffic
+from autotune.cost.network import UNREAD, Network, geometry, ring_of, ring_steps, ring_traffic
 from autotune.errors import MissingMeasurementError
 from autotune.specs import ClusterSpec, CollectiveOp, Link, LinkFit, Profile
 

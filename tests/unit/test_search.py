@@ -17,15 +17,13 @@ from autotune.cost.estimate import BytesColumns, EstimateTable, estimate, estima
 from autotune.cost.memory import BYTE_PARTS
 from autotune.cost.table import PlanTable
 from autotune.errors import InputError
-from autotune.search.acquisition import choose, expected_gain
-from autotune.search.alternatives import alternative
-from autotune.search.belief import Belief, Lesson, Observation, calibrated
+from autotune.search.acquisition import choose, expected_gain, verdict
 from autotune.search.core import Search
-from autotune.search.learning import Learning
 from autotune.search.peaks import Peaks, peaks
 from autotune.search.physics import PARAMETERS
-from autotune.search.sampler import distributions
-from autotune.search.stopping import verdict
+from autotune.search.posterior import Observation, Posterior, TransferObservation, calibrated
+from autotune.search.residual import Learning
+from autotune.search.sampler import alternative, distributions
 from autotune.search.study import PlanStudy
 from autotune.specs import (
     Budget,
@@ -112,16 +110,16 @@ def test_plans_in_flight_are_believed_to_do_what_is_expected() -> None:
     """Beside one of them little is left to gain; and nothing of the lie stays in what is believed."""
     search = Search(MODEL, CLUSTER, WORKLOAD)
     run(search, distorted, 6)
-    before = search.belief()
+    before = search.posterior()
     asked = [search.ask()]
     for _ in range(3):
-        barred_only, spread = choose(search.belief()), search.next()
+        barred_only, spread = choose(search.posterior()), search.next()
         assert barred_only is not None
         assert spread is not None
         assert spread.expected_gain / spread.gpu_s < 1.05 * barred_only.expected_gain / barred_only.gpu_s
         asked.append(search.ask())
     assert len(set(asked)) == 4
-    after = search.belief()
+    after = search.posterior()
     assert (after.best, after.best_plan) == (before.best, before.best_plan)
     assert np.array_equal(after.log_mean, before.log_mean)
 
@@ -129,11 +127,11 @@ def test_plans_in_flight_are_believed_to_do_what_is_expected() -> None:
 def test_only_an_oom_teaches_memory() -> None:
     for kind, taught in ((FailureKind.OOM, True), (FailureKind.HANG, False), (FailureKind.CRASH, False)):
         search = Search(MODEL, CLUSTER, WORKLOAD)
-        before = search.belief().p_fits
+        before = search.posterior().p_fits
         plan = search.ask()
         assert plan is not None
         search.tell(plan, Failure(kind=kind, message="test"))
-        after = search.belief().p_fits
+        after = search.posterior().p_fits
         assert bool(np.any(after < before - 1e-6)) is taught, kind
 
 
@@ -144,9 +142,9 @@ def test_a_peak_below_its_estimate_makes_plans_that_fit_surer() -> None:
     found = search.estimate_of(plan)
     assert found is not None
     fits = search.estimates.fits
-    before = search.belief().p_fits[fits]
+    before = search.posterior().p_fits[fits]
     search.tell(plan, reading(plan, 1000.0, peak_bytes=int(0.9 * found.peak_memory_bytes)))
-    after = search.belief().p_fits[fits]
+    after = search.posterior().p_fits[fits]
     assert np.all(after >= before)
     assert np.any(after > before)
 
@@ -215,7 +213,7 @@ def test_a_study_is_resumed_from_the_store_with_what_it_missed(tmp_path: Path) -
     assert search.best is not None
     assert (search.best.plan, search.trials) == (untold.plan, 2)
     row = search.table.find(running.plan)
-    assert not search.belief().barred[row]  # it was never measured, so it may be asked again
+    assert not search.posterior().barred[row]  # it was never measured, so it may be asked again
     assert again.ask().number == 3
 
 
@@ -269,12 +267,12 @@ def test_every_field_of_a_plan_is_a_parameter_with_the_values_of_the_table() -> 
 def test_what_does_not_learn_stays_as_assumed() -> None:
     """A part switched off: no parameter moves, only parameters move, everything fits. Both off: nothing moves."""
 
-    def told(learning: Learning) -> tuple[Belief, Belief]:
+    def told(learning: Learning) -> tuple[Posterior, Posterior]:
         search = Search(MODEL, CLUSTER, WORKLOAD, learning=learning)
-        before = search.belief()
+        before = search.posterior()
         for plan in (Plan(dp=8), Plan(tp=2, dp=4)):
             search.tell(plan, reading(plan, distorted(plan)))
-        return before, search.belief()
+        return before, search.posterior()
 
     def moved(learning: Learning) -> bool:
         before, after = told(learning)
@@ -312,8 +310,8 @@ def test_the_interval_of_a_plan_that_nothing_is_learned_of_is_its_own_spread() -
 @pytest.mark.parametrize(("trials", "stop"), [(7, False), (8, True)])
 def test_a_search_ends_on_a_small_gain_from_the_eighth_trial_on(trials: int, *, stop: bool) -> None:
     """One plan left, P(fits) 1, its throughput half of the best: z = ln 0.5 / 0.1, and the gain is next to nothing."""
-    belief = believed(log_mean=np.log(50.0), log_sd=0.1, best=100.0, trial_gpu_s=40.0)
-    found = verdict(belief, Budget(min_gain=0.01), trials=trials, gpu_s_spent=0.0)
+    posterior = posterior_of(log_mean=np.log(50.0), log_sd=0.1, best=100.0, trial_gpu_s=40.0)
+    found = verdict(posterior, Budget(min_gain=0.01), trials=trials, gpu_s_spent=0.0)
     assert (found.stop, found.gpu_s) == (stop, 40.0)
     assert found.expected_gain == pytest.approx(0.0, abs=1e-9)
     assert found.reason == ("no plan left is expected to gain 1.0% (best 0.00% for 40 GPU-seconds)" if stop else "")
@@ -322,28 +320,30 @@ def test_a_search_ends_on_a_small_gain_from_the_eighth_trial_on(trials: int, *, 
 def test_the_expected_gain_is_the_mean_of_what_lies_above_the_best() -> None:
     """As good as the best in the median, sd 0.2: exp(0.02) * Phi(0.2) - Phi(0) = 1.020201 * 0.579260 - 0.5 = 0.090961.
     A hundredth above the median, sd 0.1: exp(0.015) * Phi(0.2) - Phi(0.1) = 1.015113 * 0.579260 - 0.539828."""
-    even = believed(log_mean=np.log(100.0), log_sd=0.2, best=100.0, p_fits=0.5)
+    even = posterior_of(log_mean=np.log(100.0), log_sd=0.2, best=100.0, p_fits=0.5)
     assert expected_gain(even) == pytest.approx([0.5 * 0.090961], abs=1e-6)
-    ahead = believed(log_mean=np.log(100.0) + 0.01, log_sd=0.1, best=100.0)
+    ahead = posterior_of(log_mean=np.log(100.0) + 0.01, log_sd=0.1, best=100.0)
     assert expected_gain(ahead) == pytest.approx([0.048187], abs=1e-6)
     assert not verdict(ahead, Budget(min_gain=0.048), trials=8, gpu_s_spent=0.0).stop
     assert verdict(ahead, Budget(min_gain=0.049), trials=8, gpu_s_spent=0.0).stop
 
 
 def test_a_budget_ends_a_search_where_the_next_trial_would_go_over_it() -> None:
-    belief = believed(log_mean=np.log(100.0), log_sd=0.2, best=100.0, trial_gpu_s=40.0)
-    assert not verdict(belief, Budget(gpu_s=100.0), trials=1, gpu_s_spent=60.0).stop
-    over = verdict(belief, Budget(gpu_s=100.0), trials=1, gpu_s_spent=60.5)
+    posterior = posterior_of(log_mean=np.log(100.0), log_sd=0.2, best=100.0, trial_gpu_s=40.0)
+    assert not verdict(posterior, Budget(gpu_s=100.0), trials=1, gpu_s_spent=60.0).stop
+    over = verdict(posterior, Budget(gpu_s=100.0), trials=1, gpu_s_spent=60.5)
     assert over.stop
     assert over.reason == "60 of the 100 GPU-seconds that the search may use are spent; another trial needs about 40"
-    assert not verdict(belief, Budget(max_trials=5), trials=4, gpu_s_spent=0.0).stop
-    counted = verdict(belief, Budget(max_trials=5), trials=5, gpu_s_spent=0.0)
+    assert not verdict(posterior, Budget(max_trials=5), trials=4, gpu_s_spent=0.0).stop
+    counted = verdict(posterior, Budget(max_trials=5), trials=5, gpu_s_spent=0.0)
     assert (counted.stop, counted.reason) == (True, "5 trials were run, the most allowed")
 
 
-def believed(*, log_mean: float, log_sd: float, best: float, p_fits: float = 1.0, trial_gpu_s: float = 1.0) -> Belief:
+def posterior_of(
+    *, log_mean: float, log_sd: float, best: float, p_fits: float = 1.0, trial_gpu_s: float = 1.0
+) -> Posterior:
     """Of one plan that nobody ran, and a best one that is not in the table."""
-    return Belief(
+    return Posterior(
         log_mean=np.array([log_mean]), log_sd=np.array([log_sd]), peak_bytes=np.ones(1), p_fits=np.array([p_fits]),
         trial_gpu_s=np.array([trial_gpu_s]), barred=np.zeros(1, dtype=np.bool_), best_plan=Plan(), best=best,
         calibration={},
@@ -439,7 +439,7 @@ def test_trials_go_on_from_where_lessons_led() -> None:
     tokens = float(estimates.tokens_per_s_per_gpu[0]) * np.exp(-0.5)
     found = calibrated(
         np.zeros((1, 1)), estimates, [(0, Observation(plan=Plan(), tokens_per_s_per_gpu=tokens))],
-        [Lesson(plan=Plan(dp=8), log_speed=-0.2)], Learning(residual=False),
+        [TransferObservation(plan=Plan(dp=8), log_speed=-0.2)], Learning(residual=False),
     )  # fmt: skip
     moved = dict(zip(PARAMETERS, found.parameters, strict=True))
     assert moved["all"] == pytest.approx(0.18 + 0.0315 / 0.062525 * 0.32, rel=1e-5)
