@@ -42,7 +42,7 @@ import yaml
 
 ROOT = Path(__file__).resolve().parents[1]
 PACKAGES = ("autotune/cost", "autotune/search", "autotune/regression", "autotune/fleet")
-TESTS = ("tests/unit", "tests/golden")
+TESTS = ("tests/unit", "tests/golden", "tests/probes/test_trace.py")
 EQUIVALENT = Path("benchmarks/mutants_equivalent.yaml")
 """Changes that no test can notice, each with the reason; they are left out of the share."""
 
@@ -336,7 +336,7 @@ def record(tree: Path, sources: Sequence[str], tests: Sequence[str], answer: Pat
 
 def recorded(copies: Sequence[Path], sources: Sequence[str]) -> Cover:
     """What the tests of a copy reach; each copy runs a share of the test files."""
-    files = sorted(str(file.relative_to(ROOT)) for tests in TESTS for file in (ROOT / tests).rglob("test_*.py"))
+    files = [str(file.relative_to(ROOT)) for tests in TESTS for file in _python_files(ROOT / tests, "test_*.py")]
     files.sort(key=lambda file: -(ROOT / file).stat().st_size)
     running = []
     for index, copy in enumerate(copies):
@@ -437,11 +437,13 @@ def forked(tests: Sequence[str], limit_s: float) -> str:
             os.killpg(child, signal.SIGKILL)
 
 
+def _python_files(path: Path, pattern: str = "*.py") -> list[Path]:
+    return [path] if path.is_file() else sorted(path.rglob(pattern))
+
+
 def drawn(tree: Path, paths: Sequence[str], sample: int, seed: int) -> tuple[list[Mutant], int]:
     """(a sample of the mutants that are another program, how many changes there are)."""
-    files = sorted(
-        file for path in paths for file in ([tree / path] if path.endswith(".py") else (tree / path).rglob("*.py"))
-    )
+    files = sorted(file for path in paths for file in _python_files(tree / path))
     mutants = [m for file in files for m in Changes(str(file.relative_to(tree)), file.read_bytes()).all()]
     random.Random(seed).shuffle(mutants)
     found: list[Mutant] = []
@@ -517,7 +519,9 @@ def measure(paths: Sequence[str], options: argparse.Namespace, folder: Path) -> 
         for future in as_completed(running):
             mutant = running[future]
             results[mutant] = future.result()
-            print(f"{len(results)}/{len(mutants)} {mutant.file}:{mutant.line} {results[mutant]}", file=sys.stderr)
+            change = f": {texts[mutant][1]}" if results[mutant] == "survived" else ""
+            place = f"{len(results)}/{len(mutants)} {mutant.file}:{mutant.line}"
+            print(f"{place} {results[mutant]}{change}", file=sys.stderr, flush=True)
     counts = Counter(results.values())
     killed, judged = counts["killed"] + counts["timeout"], len(mutants) - counts["equivalent"]
     return {

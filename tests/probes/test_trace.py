@@ -78,6 +78,7 @@ def test_drift_and_steadiness() -> None:
     assert is_steady([1.0, 1.3, 0.9, 1.2, 1.0], 0.03)  # scattered, no trend
     # A change of exactly a hundredth along the line, around a mean of 1, without scatter.
     assert is_steady([0.995, 1.0, 1.005], 0.0101)
+    assert is_steady([1.0, 1.0, 1.0], 0.0)
     assert not is_steady([0.995, 1.0, 1.005], 0.0099)
     # Along 0, 0.1, 0.4, 0.5 the slope is 0.18, the residuals' squares sum to 0.008 and the slope's own squared error is
     # 0.008 / 2 / 5, so that the change over the series is 0.54 and its half width 4.303 * sqrt(0.0008) * 3 = 0.3651.

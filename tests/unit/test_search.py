@@ -326,6 +326,8 @@ def test_the_expected_gain_is_the_mean_of_what_lies_above_the_best() -> None:
     assert expected_gain(ahead) == pytest.approx([0.048187], abs=1e-6)
     assert not verdict(ahead, Budget(min_gain=0.048), trials=8, gpu_s_spent=0.0).stop
     assert verdict(ahead, Budget(min_gain=0.049), trials=8, gpu_s_spent=0.0).stop
+    hopeless = posterior_of(log_mean=-1000.0, log_sd=0.1, best=100.0)
+    assert not verdict(hopeless, Budget(min_gain=0.0), trials=8, gpu_s_spent=0.0).stop  # no gain is too small then
 
 
 def test_a_budget_ends_a_search_where_the_next_trial_would_go_over_it() -> None:
