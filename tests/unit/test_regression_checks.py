@@ -8,23 +8,28 @@ from itertools import count
 import numpy as np
 import pytest
 
-from autotune.regression.attribution import CauseEvidence, attribute
+from autotune.regression.attribution import CauseEvidence, attribute, memory_cause, slow_ranks
 from autotune.regression.conclusion import Background, conclude
+from autotune.regression.lifecycle import deadline_s, incident_key, renewed
 from autotune.regression.protocol import (
     MAX_FAILURES,
     controls,
+    given_up,
     is_interrupted,
     measured,
     next_request,
     order_of,
     step_of,
+    windows_of,
 )
 from autotune.regression.selection import retune_budget
 from autotune.regression.verdict import BASELINE_WINDOWS, REPEATS
 from autotune.regression.windows import Noise, Window
 from autotune.specs import (
     BestEntry,
+    Budget,
     ClusterSpec,
+    CollectiveRequest,
     Device,
     DeviceKind,
     DType,
@@ -34,6 +39,7 @@ from autotune.specs import (
     ModelSpec,
     Norm,
     Plan,
+    ProbeOutcome,
     RunnerUp,
     StepRequest,
     Workload,
@@ -48,10 +54,12 @@ from autotune.specs.regression import (
     CheckState,
     CheckWindow,
     ControlChange,
+    RankTrace,
     StepTrace,
     VerdictKind,
     series_of,
 )
+from autotune.tuning.planner import PROBE_DEADLINE_S as DEADLINE_S
 from benchmarks.regression_machine import Machine, Noises
 
 MODEL = ModelSpec(
@@ -504,3 +512,195 @@ def test_a_loss_is_the_plans_where_all_noise_together_cannot_explain_half_of_it(
     rest = blamed({}, loss=0.0550, noise=noise)
     assert rest.kind is CauseKind.CANNOT_TELL
     assert rest.text == "the controls' noise leaves room for 2.8% of a loss of 5.7%"
+
+
+def of_ranks(*calc_ms: float, step_ms: float = 100.0) -> CheckWindow:
+    """A window whose traced step has ranks that compute so long; two a node."""
+    ranks = tuple(
+        RankTrace(rank=i, hostname=f"node-{i // 2}", calc_s=ms / 1e3, peak_bytes=0) for i, ms in enumerate(calc_ms)
+    )
+    whole = StepTrace(step_s=step_ms / 1e3, calc_s=0.06, comm_s=0.04, exposed_s=0.03, ranks=ranks)
+    return CheckWindow(at=MOMENT, speeds={}, trace=whole)
+
+
+def slow(
+    now: tuple[float, ...],
+    *,
+    windows: int = 1,
+    enough: float = 0.0,
+    before: tuple[CheckWindow, ...] = (of_ranks(*[60] * 4),),
+) -> str:
+    """What is slow where ranks computed 60 of 100 ms at the baseline and now exp(so much) times as long."""
+    after = [of_ranks(*(60.0 * np.exp(growth) for growth in now))] * windows
+    found = slow_ranks(entry_of(), before, after, enough=enough)
+    return found.subject if found is not None else ""
+
+
+RANK_3, NODE_1 = "rank 3 on node node-1", "node node-1"
+
+
+def test_a_rank_is_slow_beyond_four_standard_deviations_of_what_is_usual() -> None:
+    """0.02 of one window; of more windows by their number's root less, but 0.05 at least."""
+    assert (slow((0.0, 0.0, 0.0, 0.0799)), slow((0.0, 0.0, 0.0, 0.0801))) == ("", RANK_3)
+    assert (slow((0.0, 0.0, 0.0, 0.0565), windows=2), slow((0.0, 0.0, 0.0, 0.0566), windows=2)) == ("", RANK_3)
+    assert (slow((0.0, 0.0, 0.0, 0.0499), windows=9), slow((0.0, 0.0, 0.0, 0.0501), windows=9)) == ("", RANK_3)
+    # What the others share is none of it: beyond their median 0.0801, but less than twice as much as the second.
+    assert slow((0.02, 0.02, 0.02, 0.0999), windows=1) == ""
+    assert slow((0.02, 0.02, 0.02, 0.1001), windows=1) == RANK_3
+
+
+def test_baseline_windows_tell_what_is_usual() -> None:
+    """One rank's step of 0.1 between two windows: the mean of four times 0.02², of 0.1² / 2 and three zeros is the
+    square of 0.02872. Four times that is 0.1149."""
+    before = (of_ranks(60, 60, 60, 60), of_ranks(60, 60, 60, 60 * np.exp(0.1)))
+    assert slow((0.0, 0.0, 0.114, 0.0), before=before) == ""
+    assert slow((0.0, 0.0, 0.116, 0.0), before=before) == "rank 2 on node node-1"
+
+
+def test_two_slow_ranks_of_different_nodes_are_not_named() -> None:
+    assert slow((0.0, 0.099, 0.0, 0.2)) == RANK_3
+    assert slow((0.0, 0.101, 0.0, 0.2)) == ""
+
+
+def test_a_node_is_slow_if_all_its_ranks_are_and_no_other_half_as_much() -> None:
+    assert slow((0.0, 0.0, 0.1, 0.2)) == NODE_1
+    assert slow((0.0, 0.049, 0.1, 0.1)) == NODE_1
+    assert slow((0.0, 0.051, 0.1, 0.1)) == ""
+    assert slow((0.1, 0.1, 0.1, 0.1)) == ""
+    assert slow((0.0, 0.0, 0.0799, 0.2)) == RANK_3  # the other one is not slow enough
+
+
+def test_a_slow_rank_must_have_cost_enough() -> None:
+    """60 of 100 ms that take 1.2 times as long: ln 1.12."""
+    growth = float(np.log(1.2))
+    assert slow((0.0, 0.0, 0.0, growth), enough=0.1133) == RANK_3
+    assert slow((0.0, 0.0, 0.0, growth), enough=0.1134) == ""
+    assert slow((0.0, 0.0, growth, growth), enough=0.1133) == NODE_1
+    assert slow((0.0, 0.0, growth, growth), enough=0.1134) == ""
+
+
+def test_what_a_slow_rank_or_node_did_is_told() -> None:
+    after = [of_ranks(60, 63, 60, 90)]
+    found = slow_ranks(entry_of(), [of_ranks(60, 60, 60, 60)], after, enough=0.0)
+    assert found is not None
+    assert found.text == "rank 3 on node node-1 computes 1.50 x as long as before, the others 1.00 x"
+    node = slow_ranks(entry_of(), [of_ranks(60, 60, 60, 60)], [of_ranks(60, 60, 75, 90)], enough=0.0)
+    assert node is not None
+    assert node.text == "all ranks of node node-1 compute 1.25 x as long as before"
+    assert slow_ranks(entry_of(), [], after, enough=0.0) is None
+    assert slow_ranks(entry_of(), [of_ranks(60)], [of_ranks(90)], enough=0.0) is None  # nobody to compare with
+
+
+def test_memory_is_to_blame_from_97_per_cent_on_where_it_was_not_so_full() -> None:
+    def full(before: int | None, now: int | None) -> bool:
+        windows = [[CheckWindow(at=MOMENT, speeds={}, peak_bytes=peak)] for peak in (before, now)]
+        return memory_cause(entry_of(), *windows) is not None
+
+    limit = 1_041_529_570  # 0.97 * 2**30, rounded up
+    assert full(limit - 1, limit)
+    assert not full(limit - 1, limit - 1)
+    assert not full(limit, limit + 1)
+    assert not full(None, limit)
+    assert not full(limit - 1, None)
+
+
+def test_a_challenger_needs_time_for_four_trials() -> None:
+    """Steps of 256 / (800 * 4) = 0.08 s: 4 * (10 + 4 * (3 + 14 * 0.08)) = 105.92 GPU-seconds."""
+    worse = ended(CheckResult(verdict=VerdictKind.WORSE, retune_reason="it lost"))
+    assert retune_budget(worse, entry_of(), 106.0) == Budget(gpu_s=106.0)
+    assert retune_budget(worse, entry_of(), 105.9) is None
+    assert retune_budget(worse, entry_of(), None) == Budget(max_trials=12)
+    assert retune_budget(ended(CheckResult(verdict=VerdictKind.WORSE)), entry_of(), None) is None
+
+
+@pytest.mark.parametrize(("tokens", "deadline"), [(800.0, DEADLINE_S), (8.0, 2400.0), (0.8, 3600.0)])
+def test_a_step_probe_may_take_three_hundred_steps_and_an_hour_at_most(tokens: float, deadline: float) -> None:
+    entry = entry_of(tokens_per_s_per_gpu=tokens)
+    assert deadline_s(entry, step_of(entry)) == pytest.approx(deadline)
+    assert deadline_s(entry, controls(entry)[CheckRole.KERNELS]) == DEADLINE_S
+
+
+def test_an_entry_shows_what_was_measured_last_and_how_well_it_is_known() -> None:
+    """One window of five repeats under the prior: 0.006² of the visit, 0.006² and (1.2 * 0.01)² / 5 of the window,
+    together 100.8e-6; and Student's t of 12.7 degrees of freedom at 2.5 % is 2.165173."""
+    window = CheckWindow(at=MOMENT, speeds={CheckRole.WINNER: (880.0, 890.0, 900.0, 905.0, 2000.0)})
+    result = CheckResult(verdict=VerdictKind.UNCHANGED, windows=(window,), peak_bytes=7)
+    background = Background(entry=entry_of(), same_plan=(), same_cluster=(), now=OLD, before={})
+    check = ended(result).model_copy(update={"fingerprint_key": "f", "environment_key": "e"})
+    found = renewed(background, check, result, MOMENT + timedelta(days=1))
+    half = 2.165173 * 100.8e-6**0.5
+    assert found.tokens_per_s_per_gpu == pytest.approx(900.0)
+    assert found.interval == pytest.approx((900.0 * np.exp(-half), 900.0 * np.exp(half)), rel=1e-6)
+    assert (found.repeats, found.peak_bytes, found.id, found.superseded_at) == (5, 7, 0, None)
+    assert (found.fingerprint_key, found.environment_key) == ("f", "e")
+    kept = renewed(background, check, result.model_copy(update={"peak_bytes": None}), MOMENT)
+    assert kept.peak_bytes == entry_of().peak_bytes
+
+
+def test_a_cause_that_all_plans_share_is_one_incident() -> None:
+    background = Background(entry=entry_of(), same_plan=(), same_cluster=(), now=OLD, before={})
+
+    def key(kind: CauseKind | None) -> str:
+        cause = None if kind is None else Attribution(kind=kind, subject="it", text="")
+        return incident_key(ended(CheckResult(verdict=VerdictKind.WORSE)), background, CheckResult(
+            verdict=VerdictKind.WORSE, cause=cause))  # fmt: skip
+
+    shared = {kind for kind in CauseKind if key(kind) == f"{PAIR.key}/{kind}/it"}
+    assert set(CauseKind) - shared == {CauseKind.PLAN, CauseKind.MEMORY, CauseKind.CANNOT_TELL}
+    assert (key(CauseKind.PLAN), key(None)) == ("s/plan", "s/unknown")
+
+
+@pytest.mark.parametrize(
+    ("plan", "vocab", "size_bytes"),
+    [
+        (Plan(tp=2, dp=2), 512, 525_440),  # 262,720 parameters / 2, of 4 bytes
+        (Plan(tp=2, pp=2), 512, 262_720),
+        (Plan(tp=8), 512, 262_144),  # a quarter of a MiB at least
+        (Plan(tp=2, dp=2), 100_000, 8 * 2**20),  # and 8 at most on CPUs
+        (Plan(dp=4), 515, 1_052_416),  # 263,104 parameters
+        (Plan(tp=4), 515, 263_104),
+    ],
+)
+def test_the_links_carry_what_the_plan_sends_at_most(plan: Plan, vocab: int, size_bytes: int) -> None:
+    entry = entry_of(plan=plan, model=MODEL.model_copy(update={"vocab": vocab}))
+    inside, across = (controls(entry)[role] for role in (CheckRole.LINK_INSIDE, CheckRole.LINK_ACROSS))
+    assert isinstance(inside, CollectiveRequest)
+    assert isinstance(across, CollectiveRequest)
+    assert (inside.group_size, inside.stride, inside.sizes_bytes) == (2, 1, (size_bytes,))
+    assert (across.group_size, across.stride, across.sizes_bytes) == (2, 2, (size_bytes,))
+
+
+def test_a_probe_without_a_reading_is_a_failure() -> None:
+    wanted = next_request(entry_of(), [], again=True)
+    assert wanted is not None
+    found = measured(wanted, ProbeOutcome(wall_s=1.0, gpu_s=4.0, setup_s=0.0), MOMENT)
+    assert (found.speed, found.failure, found.message) == (None, FailureKind.CRASH, "the probe gave no reading")
+
+
+def item(number: int, role: CheckRole = CheckRole.WINNER, **changes: object) -> CheckMeasurement:
+    made = CheckMeasurement(number=number, window=0, role=role, at=MOMENT, gpu_s=1.0, speed=float(number + 1))
+    return made.model_copy(update=changes)
+
+
+def test_a_window_that_has_begun_counts_from_five_steps_on() -> None:
+    steps = [item(number, peak_bytes=number) for number in range(5)]
+    assert windows_of(steps[:4]) == []
+    (found,) = windows_of([item(9, CheckRole.KERNELS), *steps, item(10, failure=FailureKind.HANG, speed=None)])
+    assert found.speeds == {CheckRole.WINNER: (1.0, 2.0, 3.0, 4.0, 5.0), CheckRole.KERNELS: (10.0,)}
+    assert (found.peak_bytes, found.trace) == (4, None)
+
+
+def test_two_ooms_of_the_plan_or_three_failures_of_anything_end_a_check() -> None:
+    oom = item(0, speed=None, failure=FailureKind.OOM)
+    hang = item(1, CheckRole.KERNELS, speed=None, failure=FailureKind.HANG)
+    assert given_up([oom, item(2)]) is None
+    assert given_up([oom, item(2), oom]) == oom
+    assert given_up([oom, hang]) is None
+    assert given_up([oom, hang, hang]) == hang
+    control = item(3, CheckRole.KERNELS, speed=None, failure=FailureKind.OOM)
+    assert given_up([control, control]) is None
+
+
+def test_a_pause_of_half_an_hour_is_allowed() -> None:
+    assert not is_interrupted([item(0)], MOMENT - timedelta(days=1), MOMENT + timedelta(minutes=30))
+    assert is_interrupted([item(0)], MOMENT - timedelta(days=1), MOMENT + timedelta(minutes=30, microseconds=1))

@@ -9,8 +9,16 @@ import pytest
 
 from autotune.regression.selection import expected_gpu_s, importance, select
 from autotune.regression.verdict import MIN_EFFECT, judge
-from autotune.regression.windows import Noise, Window, noise_of
-from autotune.specs.regression import CheckCandidate, VerdictKind
+from autotune.regression.windows import Noise, Window, baseline_of, noise_of, noise_of_role
+from autotune.specs.regression import (
+    Check,
+    CheckCandidate,
+    CheckResult,
+    CheckRole,
+    CheckState,
+    CheckWindow,
+    VerdictKind,
+)
 
 NOW = datetime(2026, 5, 4, tzinfo=UTC)
 
@@ -36,6 +44,7 @@ def test_the_longest_unchecked_comes_first_and_the_never_checked_before_it() -> 
 def test_what_is_tuned_often_and_large_is_more_important() -> None:
     assert order(candidate(1), candidate(2, tuned=7), candidate(3, tuned=7, devices=64)) == [3, 2, 1]
     assert importance(candidate(1, tuned=0, devices=1)) == 1.0
+    assert importance(candidate(1, tuned=7, devices=64)) == 28.0  # (1 + log2 8) * (1 + log2 64)
 
 
 def test_a_stale_entry_and_one_in_trouble_are_looked_at_first() -> None:
@@ -72,6 +81,99 @@ def test_a_first_check_is_expected_to_cost_what_its_steps_do() -> None:
     assert expected_gpu_s(slow) > 5 * expected_gpu_s(fast)
     assert expected_gpu_s(candidate(3)) == 100.0
     assert expected_gpu_s(candidate(1, None, devices=8)) == 4 * expected_gpu_s(candidate(1, None))
+
+
+@pytest.mark.parametrize(
+    ("step_s", "days", "gpu_s"),
+    [
+        # Two devices. Ranks start in 10 s; a window has five step probes of 2 s and 2 + 3 + 3 + 1 steps each, and three
+        # rounds of three controls of 2 s; a first check has four windows, a later one 1.5.
+        (10.0, None, 2 * (10 + 4 * (5 * (2 + 90) + 18))),
+        (10.0, 1.0, 2 * (10 + 1.5 * (5 * (2 + 90) + 18))),
+        (0.1, None, 2 * (10 + 4 * (5 * (2 + 2.6) + 18))),  # 20 steps of 0.1 s are timed, not three
+    ],
+)
+def test_what_a_check_is_expected_to_cost_by_hand(step_s: float, days: float | None, gpu_s: float) -> None:
+    assert expected_gpu_s(candidate(1, days, step_s=step_s, check_gpu_s=None)) == pytest.approx(gpu_s)
+
+
+@pytest.mark.parametrize(
+    ("made", "weight", "reason"),
+    [
+        # Importance (1 + log2 2) * (1 + log2 2) = 4, times the days.
+        (candidate(1, 2.0), 8.0, "last checked 2.0 days ago"),
+        (candidate(1, 0.1), 2.0, "last checked 0.5 days ago"),
+        (candidate(1, None), 240.0, "never checked"),
+        (candidate(1, 2.0, environment_key="old"), 32.0, "last checked 2.0 days ago; the environment has changed"),
+        (candidate(1, 2.0, open_incident=True), 24.0, "last checked 2.0 days ago; it has an open incident"),
+    ],
+)
+def test_the_weight_of_an_entry_by_hand(made: CheckCandidate, weight: float, reason: str) -> None:
+    (found,) = select([made], budget_gpu_s=None, environments={"here": "e"}, now=NOW).chosen
+    assert (found.weight, found.reason) == (pytest.approx(weight), reason)
+
+
+def test_a_budget_may_be_spent_to_the_last_second() -> None:
+    assert order(candidate(1, 3.0), candidate(2, 2.0), budget=200.0) == [1, 2]
+    assert order(candidate(1, 3.0), candidate(2, 2.0), budget=199.0) == [1]
+    assert order(candidate(1, 3.0), budget=100.0) == [1]
+
+
+def visit(number: int, verdict: VerdictKind, environment: str = "e", series: str = "s", speed: float = 1.0) -> Check:
+    windows = (CheckWindow(at=NOW, speeds={CheckRole.WINNER: (speed, speed, speed)}),)
+    return Check(
+        id=f"c{number}", entry_id=1, series=series, cluster_key="k", state=CheckState.DONE,
+        started_at=NOW + timedelta(days=number), environment_key=environment, fingerprint_key=f"f{number}",
+        result=CheckResult(verdict=verdict, windows=windows),
+    )  # fmt: skip
+
+
+def test_a_baseline_is_the_first_ten_visits_of_its_environment() -> None:
+    kinds = [VerdictKind.BASELINE, *[VerdictKind.UNCHANGED] * 5, VerdictKind.WORSE, *[VerdictKind.UNCHANGED] * 6]
+    checks = [visit(number, kind) for number, kind in enumerate(kinds)]
+    found = baseline_of(checks, "e")
+    assert found is not None
+    assert [check.id for check in found.visits] == [f"c{number}" for number in (0, 1, 2, 3, 4, 5, 7, 8, 9, 10)]
+    assert (found.since, found.fingerprint_key, len(found.windows)) == (NOW, "f12", 10)
+    assert [window.visit for window in found.of(CheckRole.WINNER)][:2] == ["c0", "c1"]
+    assert found.of(CheckRole.KERNELS) == []
+    better = baseline_of([*checks, visit(20, VerdictKind.BETTER)], "e")
+    assert better is not None
+    assert [check.id for check in better.visits] == ["c20"]
+
+
+def test_the_baseline_of_another_environment_stands_in_the_newest_first() -> None:
+    checks = [
+        visit(0, VerdictKind.BASELINE, "a"),
+        visit(1, VerdictKind.BASELINE, "b"),
+        visit(2, VerdictKind.WORSE, "c"),
+    ]
+    assert baseline_of([], "a") is None
+    assert baseline_of(checks[2:], "c") is None
+    for wanted, found in (("a", "a"), ("b", "b"), ("c", "b")):
+        baseline = baseline_of(checks, wanted)
+        assert baseline is not None
+        assert baseline.environment_key == found
+    again = baseline_of([*checks, visit(3, VerdictKind.BETTER, "a")], "c")
+    assert again is not None
+    assert again.environment_key == "a"
+
+
+def test_the_noise_of_a_cluster_is_that_of_visits_in_which_nothing_changed() -> None:
+    """One step of ln 1.1 between visits, and none of ln 2 where a plan became better, was worse, or is another one."""
+    checks = [
+        visit(0, VerdictKind.BASELINE),
+        visit(1, VerdictKind.UNCHANGED, speed=1.1),
+        visit(2, VerdictKind.WORSE, speed=0.5),
+        visit(3, VerdictKind.BETTER, speed=2.2),
+        visit(4, VerdictKind.BASELINE, series="other", speed=9.0),
+        visit(5, VerdictKind.BASELINE, environment="new", speed=5.0),
+    ]
+    step = [window("a", *[0.0] * 3), window("b", *[float(np.log(1.1))] * 3)]
+    alone = [[window(name, 0.0, 0.0, 0.0)] for name in "cde"]
+    found, expected = noise_of_role(checks, CheckRole.WINNER), noise_of([step, *alone])
+    assert (found.within, found.between) == (pytest.approx(expected.within), pytest.approx(expected.between))
+    assert (found.visits, found.freedom) == (pytest.approx(expected.visits), pytest.approx(expected.freedom))
 
 
 def window(visit: str, *logs: float) -> Window:
