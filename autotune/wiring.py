@@ -13,14 +13,15 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Collection
 
     from autotune.fleet.finishing import Ending
+    from autotune.fleet.node import Heartbeat, NodeHandlers
     from autotune.fleet.service import FleetService
     from autotune.ports.store import Prober
     from autotune.queue.sending import CeleryQueue
     from autotune.regression.selection import Selection
-    from autotune.specs import ClusterSpec, Job
+    from autotune.specs import ClusterSpec, Job, Node
     from autotune.tuning.service import TuningService
     from probes.inventory import NodeInventory
-    from probes.launch import NodeRanks, WorldShare
+    from probes.launch import WorldShare
     from storage import SqlStore
 
 
@@ -150,11 +151,21 @@ def regression_step(settings: Settings, store: SqlStore, fleet: FleetService) ->
     return step
 
 
-def open_ranks(settings: Settings, *, address: str, interface: str) -> NodeRanks:
-    """The ranks of this node, none of them started yet."""
+def open_node(settings: Settings, node: Node, interface: str, heartbeat: Heartbeat) -> NodeHandlers:
+    """What a worker does as that node; none of its ranks is started yet. Close it."""
+    from autotune.fleet.node import NodeHandlers
     from probes.launch import NodeRanks
 
-    return NodeRanks(log_root=settings.log_dir, address=address, interface=interface)
+    store = open_store(settings.database_url)
+    return NodeHandlers(
+        name=node.name,
+        session=node.session,
+        store=store,
+        fleet=open_fleet(settings, store),
+        ranks=NodeRanks(log_root=settings.log_dir, address=node.address, interface=interface),
+        share_of=share_of,
+        heartbeat=heartbeat,
+    )
 
 
 def share_of(job: Job, node: str) -> WorldShare:

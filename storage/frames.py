@@ -64,7 +64,7 @@ def export(
         raise UnknownNameError("format", str(format), list(FileFormat))
     target = Path(os.path.realpath(path))
     if os.path.exists(target):
-        # The new file takes the old one's place by its name: a device such as /dev/null would be gone for everybody.
+        # The new file replaces the old one by name, which would remove a device such as /dev/null for everybody.
         if not os.path.isfile(target):
             raise InputError("path", str(path), "this exists and is no regular file; name another one")
         if not overwrite:

@@ -1,4 +1,4 @@
-"""SqlStore, the Store and FleetStore of autotune.tuning over SQLite or PostgreSQL, and the way to open one."""
+"""SqlStore, the Store and FleetStore of autotune.ports over SQLite or PostgreSQL, and the way to open one."""
 
 from __future__ import annotations
 

@@ -29,7 +29,7 @@ from autotune.specs import ApiKey, Role
 
 LOCAL = "local"
 TRUST_S = 2.0
-"""How long a key that was good is taken without asking the database: so long may a revoked one still work."""
+"""How long a valid key is accepted without asking the database again. A revoked one may still work that long."""
 
 MAX_TRUSTED = 1000
 CHALLENGE = {"WWW-Authenticate": 'Bearer realm="autotune"'}
@@ -138,10 +138,10 @@ def _address(request: Request) -> str:
 
 
 def _is_direct(request: Request) -> bool:
-    """Whether a program of this machine asks, for itself.
+    """Whether the request comes from a program on this machine.
 
-    A proxy on this machine would bring in the world; a page whose name was rebound to 127.0.0.1 shows in Host, any
-    other page in Origin or Sec-Fetch-Site, which browsers send and pages cannot change.
+    A proxy would forward requests from anywhere; a page whose name was rebound to 127.0.0.1 is recognised by Host, any
+    other page by Origin or Sec-Fetch-Site, which browsers send and pages cannot change.
     """
     client, host = request.client, request.url.hostname
     direct = client is not None and is_loopback(client.host) and host is not None and is_loopback(host)

@@ -27,11 +27,11 @@ if TYPE_CHECKING:
     from autotune.ports.fleet import FleetStore, Submission, Submitted
 
 DEFAULT_RATE = "6000/minute"
-"""Of one principal: far more than people and their scripts need, less than what one client could keep us busy with."""
+"""Requests of one principal: far more than people and scripts need, and few enough that no client takes up the API."""
 
 ANSWERS_KEPT = 2000
 TRUST_S = 1.0
-"""How old may be which plan is best, and what a request for a tuning means; twice that while it is looked up again."""
+"""How old a best plan, or what the names in a request stand for, may be; twice that while it is looked up again."""
 
 ESTIMATE_TRUST_S = 10.0
 """How old an estimate carried over from elsewhere may be; twice that while it is weighed again."""

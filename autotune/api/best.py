@@ -41,7 +41,7 @@ from autotune.tuning.report import best_answer
 router = APIRouter(route_class=GuardedRoute, tags=["plans"])
 
 NEWEST = 50
-"""Among so many tunings the newest that measured something is looked for, where none is named."""
+"""Where no tuning is named, the newest that measured something is looked for among this many."""
 
 _Text = Annotated[str | None, Query(min_length=1, max_length=200, pattern=r"^[^\x00-\x1f\x7f]+$")]
 
@@ -64,8 +64,8 @@ async def best(
     """The best plan: its evidence, the runner-up and how to launch it.
 
     For a model, a cluster and a workload: what is known of exactly that, else the nearest that is, what it implies, and
-    what would settle it. Of the tuning that is named; without anything of the newest tuning that measured something.
-    What is known may be as it was two seconds ago.
+    what would settle it. For a named tuning: its best plan; with no arguments that of the newest tuning that measured
+    something. Answers may be two seconds old.
     """
     parts = parts_of(request)
     given = WorkloadRequest(seq_len=seq_len, global_batch=global_batch, dtype=dtype)
@@ -116,7 +116,7 @@ def _question(
 def _best(
     parts: Parts, model: str | None, cluster: str | None, nodes: int | None, given: WorkloadRequest, target: str | None
 ) -> dict[str, Any]:
-    """What is known of what is asked for; of the newest tuning that measured something where nothing is."""
+    """The answer to the question; without one, the best plan of the newest tuning that measured something."""
     if model is None and cluster is None:
         return _of_named(parts, _newest(parts.store), target)
     return _known(parts, _question(parts, model, cluster, nodes, given), target)

@@ -1,4 +1,4 @@
-"""Examples of requests and errors, for the OpenAPI document; answers are in api.answer_examples.
+"""Examples of requests, answers and errors, for the OpenAPI document.
 
 Tests hold each against its schema.
 """

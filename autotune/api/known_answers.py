@@ -54,7 +54,7 @@ class NearestEntry(NearEntry):
 
 
 class EnvironmentChange(Spec):
-    """One thing of the environment that is another one since it was measured; empty where there is none."""
+    """One thing in the environment that has changed since it was measured; empty where it was or is not there."""
 
     name: str
     then: str

@@ -74,7 +74,7 @@ S = TypeVar("S", bound=Spec)
 
 
 def _whole(spec: type[S], what: str) -> BeforeValidator:
-    """Takes an object as that spec, so that what is wrong in it is named; of a union's members each would complain."""
+    """Reads an object as this spec, so that errors name what is wrong in it; each member of a union would complain."""
     return BeforeValidator(lambda data: spec.from_data(data, what) if isinstance(data, dict) else data)
 
 

@@ -89,7 +89,7 @@ async def submit(
         idempotency_key=idempotency_key,
     )
     tuning, created = await parts.submissions.ask(submission)
-    # It is stored: nobody waits for the broker to take a message, least of all for one that is away.
+    # It is stored: nobody waits until the broker has taken the message, least of all while it is away.
     begin = BackgroundTask(parts.beginnings.ask, tuning.id) if created else None
     location = {"Location": f"/tunings/{tuning.id}"}
     return Json(_submitted(tuning, created=created), 201 if created else 200, location, background=begin)
@@ -134,8 +134,8 @@ def cancel_tuning(
     """Take back a request for a tuning.
 
     It is cancelled once everybody who asked for it has taken that back, or with `force`; its nodes are free within
-    seconds. An answer in another state than cancelled says that somebody else still wants it. An admin takes back, too,
-    what was asked for before there was any key. An error 409 says who wants it where only others do.
+    seconds. An answer in another state than cancelled says that somebody else still wants it. An admin can also take
+    back requests from before there was any key. Where only others want the tuning, error 409 names them.
     """
     parts, principal = parts_of(request), principal_of(request)
     is_admin = principal.role.includes(Role.ADMIN)

@@ -193,7 +193,7 @@ def _store(db: str | None, *, dry_run: bool) -> Any:
 
 def _require_same(store: SqlStore, twin: ImportBatch, batch: ImportBatch, read: Imported, *, named: bool) -> None:
     """Refuses content that is stored already under another source or read with other options: it would not change."""
-    anew = f"`autotune imports --forget {twin.source}` makes room to read it anew"
+    anew = f"`autotune imports --forget {twin.source}` makes room to read it again"
     if named and twin.source != batch.source:
         raise InputError("--source", batch.source, f"{batch.file_name} is stored as {twin.source}; {anew}")
     kept = [run.model_copy(update={"where": ""}) for run in store.imported_runs(twin.source)]

@@ -174,7 +174,7 @@ def print_launch(launch: LaunchArguments) -> None:
 
 
 def print_under_way(answer: dict[str, Any]) -> None:
-    """Says of the best plan of a tuning that goes on that it may not be its last word."""
+    """Says that the best plan of a running tuning may still change."""
     from autotune.specs import TuningState
 
     if not TuningState(answer["state"]).ended:

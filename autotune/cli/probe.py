@@ -120,7 +120,7 @@ def step(
     dtype: options.DTypeName = None,
     max_steps: Annotated[int, typer.Option("--max-steps", min=1, help="Timed steps at most.")] = 10,
     seed: Annotated[int, typer.Option("--seed", help="Seed of weights and data.")] = 0,
-    cold: Annotated[bool, typer.Option("--cold", help="Start the ranks afresh through torchrun.")] = False,
+    cold: Annotated[bool, typer.Option("--cold", help="Start fresh ranks for it.")] = False,
     deadline_s: Deadline = DEADLINE_S,
     db: options.Database = None,
     as_json: options.AsJson = False,

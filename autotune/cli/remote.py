@@ -25,7 +25,7 @@ _server: ContextVar[str] = ContextVar("server", default="")
 ASKABLE = frozenset({"tune", "show", "history", "best", "plan", "cancel", "nodes", "models", "cluster"})
 
 LOCAL_RECORDS = frozenset({"known", "export", "regress", "import", "imports", "db", "estimate"})
-"""Commands that answer from records, so that somebody who works with a server may take this machine's for its."""
+"""Commands that answer from records: somebody who works with a server could take this machine's for the server's."""
 
 
 def use_server(url: str | None, command: str) -> None:
@@ -111,7 +111,7 @@ def tune(
 
 
 def _cautions(client: Client, pool: str, *, cold: bool) -> Iterator[str]:
-    """What whoever has asked for a tuning should know before it begins."""
+    """What a user should know before a tuning begins."""
     from autotune.fleet.eligibility import LOST_AFTER_S
 
     if cold:

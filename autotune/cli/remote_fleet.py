@@ -72,7 +72,7 @@ def list_nodes(
 
 
 def state_text(row: dict[str, Any]) -> str:
-    """Whether it gets jobs: nobody should read `ready` of a node that something keeps from all of them."""
+    """Whether it gets jobs: a node that can get none should not be shown as `ready`."""
     return "unusable" if row["obstacle"] and row["state"] == "ready" else str(row["state"])
 
 

@@ -51,7 +51,7 @@ def tune(
         ),
     ] = None,
     history: options.History = None,
-    cold: Annotated[bool, typer.Option("--cold", help="Start each trial afresh through torchrun.")] = False,
+    cold: Annotated[bool, typer.Option("--cold", help="Start fresh ranks for each trial.")] = False,
     resume: Annotated[
         str | None, typer.Option("--resume", metavar="ID", help="Go on with an interrupted tuning.")
     ] = None,

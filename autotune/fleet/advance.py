@@ -66,9 +66,7 @@ class FleetCampaign:
         self._planner: Planner | None = None
 
     def close(self) -> None:
-        """Lets go of the study's database, and of the tuning."""
-        if self._planner is not None:
-            self._planner.close()
+        """Lets go of the tuning."""
         self._store.release_tuning(self._tuning_id, self._owner)
 
     def advance(self) -> bool:

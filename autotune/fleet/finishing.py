@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from autotune.fleet.eligibility import gang_fingerprint
 from autotune.fleet.failures import QUARANTINE_AT, STRAGGLER, STRAGGLES_AT, Judgement, judge, same_work
 from autotune.fleet.health import after_health_probe
+from autotune.fleet.scheduling import schedule
 from autotune.ports.fleet import FleetStore, Queue
 from autotune.specs import Job, JobPurpose, JobState, NodeIncident, NodeState, ProbeOutcome
 
@@ -24,10 +25,10 @@ Merge = Callable[[Job], Ending]
 
 
 def finish(store: FleetStore, queue: Queue, job: Job, ending: Ending) -> Job | None:
-    """Ends a REPORTED job; who comes second changes nothing, and gets None.
+    """Ends a REPORTED job; a second call changes nothing and gets None.
 
-    The result and the retry are one transaction. What follows it (blame, messages) may be lost by a crash: a node is
-    blamed once less, and a sweep sends the messages again.
+    The result and the retry are one transaction. What follows it (blame, messages, grants of the nodes that are
+    free now) may be lost in a crash: a node is then blamed once too little, and a sweep does the rest.
     """
     if job.purpose is JobPurpose.HEALTH:
         return _finish_health(store, queue, job, ending)
@@ -47,7 +48,7 @@ def finish(store: FleetStore, queue: Queue, job: Job, ending: Ending) -> Job | N
             queue.advance(ended.tuning_id)
         if ended.purpose is JobPurpose.REGRESSION:
             queue.check(ended.id)
-        queue.schedule(ended.pool)
+        schedule(store, queue, ended.pool)
     return ended
 
 
@@ -59,7 +60,7 @@ def _finish_health(store: FleetStore, queue: Queue, job: Job, ending: Ending) ->
     )
     if ended is not None:
         after_health_probe(store, queue, ended, ending.outcome)
-        queue.schedule(ended.pool)
+        schedule(store, queue, ended.pool)
     return ended
 
 

@@ -123,7 +123,7 @@ class FleetService:
         Args:
             tuning_id: which.
             principal: who takes back what he asked for.
-            also: somebody who cannot do so himself any more: his request is taken back, too.
+            also: somebody who cannot do it any more, whose request is taken back as well.
             force: cancels it, whoever asks for it.
 
         Raises:
@@ -146,7 +146,7 @@ class FleetService:
             return tuning
         tuning = self._end(tuning, f"cancelled by {principal}")
         self._store.cancel_jobs(tuning.id)  # again too, if who cancelled it first died before this line
-        self._queue.schedule(tuning.pool)
+        self.schedule(tuning.pool)
         return tuning
 
     def _require_asker(self, tuning: Tuning, principal: str, also: str | None) -> None:
@@ -158,7 +158,7 @@ class FleetService:
             )
 
     def _end(self, tuning: Tuning, reason: str) -> Tuning:
-        """Makes a tuning CANCELLED whoever advances it: they find themselves without their claim."""
+        """Makes a tuning CANCELLED even while somebody advances it, whose claim is then gone."""
         for _ in range(MAX_CONFLICTS):
             if tuning.state.ended:
                 return tuning
@@ -204,9 +204,9 @@ class FleetService:
         finally:
             campaign.close()
         if dispatched:
-            self._queue.schedule(self._store.tuning(tuning_id).pool)
+            self.schedule(self._store.tuning(tuning_id).pool)
         if seen - self._live_jobs(tuning_id):
-            self._queue.advance(tuning_id)  # one ended meanwhile, and whoever was told of it found it claimed
+            self._queue.advance(tuning_id)  # a job ended meanwhile, and whoever was told found the tuning claimed
 
     def schedule(self, pool: str) -> Sequence[Job]:
         """Grants what can run in a pool now."""
@@ -268,7 +268,7 @@ class FleetService:
     def release(self, name: str) -> Node:
         """Lets a node have jobs again, and forgets its failures. Raises UnknownNameError."""
         self._store.set_node_state(name, NodeState.READY, "")
-        self._queue.schedule(self._store.node(name).pool)
+        self.schedule(self._store.node(name).pool)
         return self._store.node(name)
 
     def forget(self, name: str) -> None:
@@ -284,7 +284,7 @@ class FleetService:
 
 
 # ----------------------------------------------------------------------------------------------------
-# A request to a fleet, as it is stored: the tuning that it asks for, and what it may share one by.
+# A request to a fleet, as it is stored: the tuning that it asks for, and the key by which equal requests share one.
 
 
 def submission_of(

@@ -176,7 +176,7 @@ def earlier_transfers(store: KnowledgeStore, tuning: Tuning) -> list[TransferObs
             transfer for entry in entries if entry.tuning_id != tuning.id for transfer in transfers_behind(store, entry)
         )
     except MissingMeasurementError:
-        return []  # an entry's cluster has no speeds any more: its trials cannot be judged
+        return []  # the entry's cluster has no known speeds any more: its trials cannot be judged
 
 
 def transfers_behind(store: KnowledgeStore, entry: BestEntry) -> list[TransferObservation]:

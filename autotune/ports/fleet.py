@@ -66,13 +66,10 @@ class Queue(Protocol):
     """
 
     def advance(self, *tuning_ids: str) -> bool:
-        """To any tuner, in one message: take the next steps of this tuning; or, of several, tell tuners of each."""
+        """Asks any tuner to take the next steps of this tuning; of several, to send a message for each."""
 
     def backlog(self) -> int:
         """How many messages wait for tuners. 0 if the broker does not say."""
-
-    def schedule(self, pool: str) -> bool:
-        """To any free node of the pool: grant what waits."""
 
     def run(self, node: str, job_id: str, token: int) -> bool:
         """To one node: run your share of this job under this grant."""
@@ -280,7 +277,7 @@ class FleetStore(KnowledgeStore, Protocol):
         """
 
     def abandoned_tunings(self) -> Sequence[str]:
-        """Ended tunings with jobs QUEUED or GRANTED that are not cancelled: who cancelled them died before those."""
+        """Ended tunings with jobs QUEUED or GRANTED that are not cancelled: whoever ended them died then."""
 
     def tunings_page(
         self, *, limit: int, before: str | None = None, state: str | None = None, principal: str | None = None

@@ -16,6 +16,7 @@ from datetime import datetime
 from autotune.errors import AutotuneError, StoreConflictError, UnknownNameError
 from autotune.fleet.eligibility import common_environment, gang_fingerprint, obstacle
 from autotune.fleet.finishing import Merge
+from autotune.fleet.scheduling import schedule
 from autotune.fleet.service import FleetService, submission_of
 from autotune.ports.fleet import Queue
 from autotune.ports.regression import FleetRegressionStore
@@ -57,7 +58,7 @@ def start_regression(
         share = None if spare is None else item.gpu_s + spare / len(chosen.chosen)
         _begin(store, item.candidate, environments[item.candidate.cluster_name], share)
     for pool in environments:
-        queue.schedule(pool)
+        schedule(store, queue, pool)
     return chosen
 
 
@@ -130,7 +131,7 @@ def advance_check(
         job = _job(store, check, stand.wanted)
         if job is None:
             _dispatch(store, check, stand.background.entry, stand.wanted)
-            queue.schedule(check.pool)
+            schedule(store, queue, check.pool)
             return None
         if job.state is not JobState.ENDED:
             return None
@@ -149,7 +150,7 @@ def _on_nodes(measurement: CheckMeasurement, trace: StepTrace, job: Job) -> Chec
 
 
 def _on_turn(store: FleetRegressionStore, running: Sequence[Check]) -> Sequence[Check]:
-    """Checks of the fleet that measure now; see regression.turns."""
+    """Checks of the fleet that measure now; see regression.selection."""
     ready = Counter[tuple[str, str]]()
     for pool in {check.pool for check in running}:
         nodes = _ready(store, pool)
@@ -159,7 +160,7 @@ def _on_turn(store: FleetRegressionStore, running: Sequence[Check]) -> Sequence[
 
 
 def _abandoned(store: FleetRegressionStore, check: Check, stand: Stand) -> Check | None:
-    """The check without a result, where it can only wait in vain, or has for too long; None where it goes on.
+    """Ends a check without a result if what it waits for cannot come or has taken too long; None where it goes on.
 
     Its job is cancelled first: whoever dies in between leaves one that tells the next one so.
     """

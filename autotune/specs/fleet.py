@@ -86,7 +86,7 @@ class MemberState(StrEnum):
 class RankReport(Spec):
     """How one rank of a job ended: a report of the probe module, or a failure.
 
-    `stopped` says of a rank that hung that its process was stopped (SIGSTOP): of several silent ranks it is the cause.
+    `stopped`: a rank hung because its process was stopped (SIGSTOP); among silent ranks it is the cause.
     """
 
     rank: int
@@ -102,8 +102,8 @@ class MemberReport(Spec):
     """What one node reports of its share of a job.
 
     `kept_warm` says that its ranks live on as the job's world. `setup_s` is the time until its ranks were ready,
-    `wall_s` until it reported. A node that could not even start ranks reports no ranks and a `failure`. `ordered` says
-    that the failure is what it was told to stop for (see MemberOrder), and none of its own.
+    `wall_s` until it reported. A node that could not even start ranks reports no ranks and a `failure`. `ordered`: the
+    failure is why it was told to stop (see MemberOrder), not one of its own.
     """
 
     ranks: tuple[RankReport, ...] = ()

@@ -69,10 +69,6 @@ class Campaign:
         """Lets go of the tuning, for another process to resume."""
         self._save(owner="")
 
-    def close(self) -> None:
-        """Lets go of the study's database."""
-        self._planner.close()
-
     def _take(self, step: NextStep, remaining: int) -> None:
         match step.kind:
             case StepKind.START:

@@ -62,11 +62,6 @@ class Planner:
         self._study: PlanStudy | None = None
         self._trials: Sequence[Trial] = ()
 
-    def close(self) -> None:
-        """Lets go of the study's database."""
-        if self._study is not None:
-            self._study.close()
-
     def facts(
         self, tuning: Tuning, *, attempted: Collection[ProbeRequest] = (), in_flight: int = 0, slots: int = 1
     ) -> Facts:
@@ -188,10 +183,9 @@ class Planner:
             tuning.model, tuning.cluster, tuning.workload, plans=self._table, profile=profile, transfers=transfers
         )
         other = self._alternative(search)
-        study = PlanStudy(search, name=f"tuning-{tuning.id}", url=self._store.study_url(), alternative=other)
-        if not self._trials and other is None:  # an alternative is judged by its own choices
-            study.enqueue([*self._known_best(), *self._imported_best()])
-        return search, study
+        # An alternative is judged by its own choices.
+        first = [*self._known_best(), *self._imported_best()] if other is None else []
+        return search, PlanStudy(search, first=first, alternative=other)
 
     # What was imported is transfers, links and first plans to measure: never a result of this tuning.
 
@@ -213,9 +207,10 @@ class Planner:
         return alternative(self._tuning.sampler, plans, seed=self._tuning.seed)
 
     def _known_best(self) -> list[Plan]:
-        """The best-known plans of earlier tunings for the same question, if they are legal here."""
+        """The best-known plans for the same question when this tuning's trials began, if they are legal here."""
         tuning = self._tuning
-        known = self._store.best_trials(tuning.model, tuning.cluster, tuning.workload, limit=3)
+        began = min((trial.started_at for trial in self._trials), default=None)
+        known = self._store.best_trials(tuning.model, tuning.cluster, tuning.workload, limit=3, before=began)
         return [trial.plan for trial in known if self._table.find(trial.plan) is not None]
 
     def _affordable(self, in_flight: int) -> bool:

@@ -105,7 +105,6 @@ class TuningService:
                 while campaign.advance():
                     pass
             finally:
-                campaign.close()
                 if not campaign.tuning.state.ended:
                     campaign.release()
         return campaign.tuning

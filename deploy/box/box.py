@@ -13,10 +13,9 @@ import yaml
 
 from deploy.box.network import BoxNetwork, make_network
 from deploy.box.processes import Processes
-from deploy.box.removal import fresh_folder
+from deploy.box.removal import Remover, fresh_folder
 from deploy.box.servers import start_postgres, start_redis
 from deploy.box.services import Services
-from deploy.box.watchdog import Remover
 
 POOL = "box"
 

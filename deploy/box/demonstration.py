@@ -8,7 +8,7 @@ from typing import Any
 
 from autotune.specs import Plan
 from deploy.box.box import POOL, Box
-from deploy.box.system import BoxError
+from deploy.box.processes import BoxError
 
 MODEL = "tiny-gpt"
 """The preset whose 8 heads can be split over the 8 ranks of two nodes."""
@@ -37,7 +37,7 @@ def demonstrate(*, nodes: int, ranks: int, rate_mbit: float, keep: bool) -> None
 
 
 def _tune(box: Box, space: dict[str, Any], trials: int) -> dict[str, Any]:
-    """Submits a tuning, tells of it as it goes, and returns it when it is done."""
+    """Submits a tuning, prints its events, and returns it when it is done."""
     request = {"model": MODEL, "cluster": POOL, "space": space, "budget": {"max_trials": trials}}
     tuning = box.ask("/tunings", request)["tuning"]
     told: set[object] = set()

@@ -12,8 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from deploy.box.network import BoxNetwork, process_ids
-from deploy.box.processes import Command, Processes, run_once
-from deploy.box.system import BoxError, send_signal
+from deploy.box.processes import BoxError, Command, Processes, run_once, send_signal
 
 READY_S = 120.0
 _DATABASE = "autotune"

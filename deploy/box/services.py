@@ -13,8 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from deploy.box.network import NODE_DEVICE, BoxNetwork
-from deploy.box.processes import Command, Processes, run_once
-from deploy.box.system import BoxError
+from deploy.box.processes import BoxError, Command, Processes, run_once
 
 API_PORT = 8765
 KEY_NAME = "box"
@@ -104,7 +103,7 @@ class Services:
             "AUTOTUNE_DB": self.database_url,
             "AUTOTUNE_BROKER": self.broker_url,
             "AUTOTUNE_LOG_DIR": str(self.folder / "logs" / f"{name}-ranks"),
-            # What the one who starts the box uses as a client is not for these.
+            # The client settings of whoever starts the box are not for these processes.
             "AUTOTUNE_SERVER": "",
             "AUTOTUNE_API_KEY": "",
             # The ranks of all nodes share this machine's cores.

@@ -26,7 +26,7 @@ class RacedError(StoreConflictError):
 
 
 def again(work: Callable[[], Result]) -> Result:
-    """Does a transaction until nobody comes in between, which is the second time at the latest in all but a storm."""
+    """Repeats a transaction until nobody comes in between: once, unless very many write at the same time."""
     for _ in range(TRIES - 1):
         try:
             return work()
@@ -76,10 +76,6 @@ class SessionStore:
             raise StoreReadOnlyError(f"{self._location.name} was opened for reading only")
         with translated(self._location), Session(self._writer) as session, session.begin():
             yield session
-
-    def study_url(self) -> str:
-        """The database URL, password included, for Optuna's storage in the same database."""
-        return self._location.url.render_as_string(hide_password=False)
 
 
 def flush_new(session: Session, conflict: str, error: type[StoreConflictError] = StoreConflictError) -> None:

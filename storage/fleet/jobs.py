@@ -32,7 +32,7 @@ from storage.tunings.tunings import add_trial, end_trial
 HOLDING = (JobState.GRANTED.value, JobState.REPORTED.value)
 BUSY = (MemberState.LEASED.value, MemberState.RUNNING.value)
 
-# A cancelled rank tells nothing, and one that lost the others is their victim: the cause is reported first.
+# A cancelled rank says nothing of the cause, and one that lost its peers is a victim: the cause comes first.
 LEAST = (FailureKind.COMMUNICATION, FailureKind.CANCELLED)
 
 
@@ -73,7 +73,7 @@ def settle(job: JobRow) -> bool:
 
 
 def failure_kind(report: MemberReport) -> FailureKind | None:
-    """The failure of a member's report: its own, or the most telling one of its ranks. None of an obedient stop."""
+    """The failure of a member's report: its own, or the most telling one of its ranks. None if it stopped as told."""
     if report.ordered:
         return None
     kinds = [kind for kind in (report.failure, *(rank.failure for rank in report.ranks)) if kind is not None]

@@ -131,7 +131,7 @@ class LeaseStore(SessionStore):
 
 
 def _free(session: Session, job: JobRow, gang: Sequence[NodeRow], names: Sequence[str]) -> bool:
-    """Whether the job may have these nodes now. They are locked: who is free stays free."""
+    """Whether the job may have these nodes now. They are locked, so that a free node stays free."""
     if len(gang) != len(names) or job.only_node not in {"", *names}:
         return False
     bound = job.purpose == JobPurpose.HEALTH.value and list(names) == [job.only_node]
@@ -192,7 +192,7 @@ SWEPT_AT = "swept_at_ms"
 """The counter that holds when somebody last looked: milliseconds since 1970 of the database's clock."""
 
 JUST_GRACED = 0
-"""Its value after a grace. None follows another, or nobody would be missed where every look comes late."""
+"""Its value after a grace period. Two never follow each other, or lost nodes would go unnoticed if looks are late."""
 
 EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 

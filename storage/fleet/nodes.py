@@ -30,7 +30,7 @@ class NodeStore(SessionStore):
         again(lambda: self._retire(name, session))
 
     def forget_node(self, name: str, *, silent_s: float) -> None:
-        """Takes a dead node out of the list until a worker registers it again. What names it stays, so does its state.
+        """Takes a dead node out of the list until a worker registers it again. Its state stays, and rows that name it.
 
         Its queued health probes end: nobody else may run them.
 
@@ -169,7 +169,7 @@ def lock_gang(session: Session, names: Collection[str]) -> list[NodeRow]:
 
 
 def forget_worlds(gang: Iterable[NodeRow], world_ids: Collection[str]) -> None:
-    """Those that hold one of the worlds forget it: a world that lost a node is of use to nobody."""
+    """The nodes that hold one of the worlds forget it: a world that lost a node is useless."""
     for row in gang:
         if row.world_id in world_ids:
             row.world_id = ""

@@ -23,7 +23,8 @@ from storage.tunings.named import insert, put_models
 from storage.tunings.tables import LIVE, TuningRow
 
 # ----------------------------------------------------------------------------------------------------
-# The intake: requests that came together, stored in one transaction; each makes a tuning, joins one or is known.
+# The intake: requests that came together, stored in one transaction; each makes a tuning, joins one, or repeats an
+# earlier request.
 
 
 class Intake:
@@ -65,7 +66,7 @@ class Intake:
         return tuning, found is None
 
     def store(self) -> None:
-        """Sends it all, each table's rows in one statement: in a busy process round trips are what is dear.
+        """Sends it all, each table's rows in one statement: in a busy process round trips cost the most.
 
         Raises RacedError if another transaction stored an equal request or key meanwhile.
         """
@@ -121,7 +122,7 @@ def _known(session: Session, submissions: Sequence[Submission]) -> dict[tuple[st
 def _joinable(session: Session, sharing_keys: set[str]) -> dict[str, Tuning]:
     """The live tunings of those keys, locked, so that nobody cancels one while somebody joins.
 
-    Who advances one holds nobody up: one that ends just now may still be joined, and is then one that has ended.
+    Whoever advances a tuning holds nobody up: one that is just ending may still be joined, and has then ended.
     """
     query = select(TuningRow).where(TuningRow.sharing_key.in_(sorted(sharing_keys)), text(LIVE))
     found = session.scalars(query.order_by(TuningRow.sharing_key).with_for_update(read=True, key_share=True))
@@ -233,7 +234,7 @@ class SubmissionStore(SessionStore):
             return list(session.scalars(query.where(free).order_by(*oldest)))
 
     def abandoned_tunings(self) -> Sequence[str]:
-        """Ended tunings with jobs QUEUED or GRANTED that are not cancelled: who cancelled them died before those."""
+        """Ended tunings with jobs QUEUED or GRANTED that are not cancelled: whoever ended them died then."""
         going = JobRow.state.in_((JobState.QUEUED.value, JobState.GRANTED.value)), JobRow.cancelled.is_(False)
         query = select(TuningRow.id).join(JobRow, JobRow.tuning_id == TuningRow.id)
         with self.reading() as session:

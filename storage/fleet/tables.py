@@ -13,7 +13,7 @@ UNREVOKED = "revoked_at IS NULL"
 
 
 class NodeRow(Base):
-    """A node, as its newest session registered it. One that was forgotten is there for what names it, and no more."""
+    """A node, as its newest session registered it. A forgotten one stays only for the rows that name it."""
 
     __tablename__ = "nodes"
     __table_args__ = (Index(None, "pool"),)

@@ -129,9 +129,18 @@ class TuningStore(SessionStore):
             return [rows.trial_of(row) for row in session.scalars(of_tuning)]
 
     def best_trials(
-        self, model: ModelSpec, cluster: ClusterSpec, workload: Workload, limit: int = 10
+        self,
+        model: ModelSpec,
+        cluster: ClusterSpec,
+        workload: Workload,
+        limit: int = 10,
+        *,
+        before: datetime | None = None,
     ) -> Sequence[Trial]:
-        """Complete trials of any tuning for the same model, cluster and workload keys, fastest first."""
+        """Complete trials of any tuning for the same model, cluster and workload keys, fastest first.
+
+        With `before` only those that had ended by then.
+        """
         query = (
             select(TrialRow)
             .join(TuningRow, TrialRow.tuning_id == TuningRow.id)
@@ -143,6 +152,8 @@ class TuningStore(SessionStore):
             .order_by(StepRow.tokens_per_s_per_gpu.desc(), TrialRow.started_at)
             .limit(limit)
         )
+        if before is not None:
+            query = query.where(TrialRow.finished_at <= before)
         with self.reading() as session:
             return [rows.trial_of(row) for row in session.scalars(query)]
 

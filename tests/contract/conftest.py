@@ -30,6 +30,15 @@ def url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
 
 
 @pytest.fixture
+def other(url: str, request: pytest.FixtureRequest, tmp_path: Path) -> str:
+    """A second empty database, of the same kind as `url`."""
+    if url.startswith("sqlite"):
+        return f"sqlite:///{tmp_path / 'other.db'}"
+    server: PostgresServer = request.getfixturevalue("postgres")
+    return server.url(server.create_database())
+
+
+@pytest.fixture
 def store(url: str) -> Iterator[SqlStore]:
     with open_store(url) as opened:
         yield opened

@@ -69,8 +69,8 @@ def together(work: Callable[[int], Answer], count: int) -> list[Answer]:
         return list(threads.map(begin, range(count), timeout=200))
 
 
-def test_processes_that_ask_for_the_same_share_one_tuning(store: SqlStore) -> None:
-    answers = [answer.split() for answer in run_together(SUBMIT, store.study_url(), 8)]
+def test_processes_that_ask_for_the_same_share_one_tuning(store: SqlStore, url: str) -> None:
+    answers = [answer.split() for answer in run_together(SUBMIT, url, 8)]
     assert len({name for name, _ in answers}) == 1
     assert sorted(created for _, created in answers) == ["False"] * 7 + ["True"]
     (only,) = store.tunings_page(limit=9)
@@ -79,12 +79,12 @@ def test_processes_that_ask_for_the_same_share_one_tuning(store: SqlStore) -> No
     assert [store.withdraw(only.id, f"p{number}") for number in range(3)] == [False, False, True]
 
 
-def test_of_processes_that_want_overlapping_gangs_one_gets_its_nodes(store: SqlStore) -> None:
+def test_of_processes_that_want_overlapping_gangs_one_gets_its_nodes(store: SqlStore, url: str) -> None:
     for name in ("a", "b", "c"):
         store.register_node(node(name))
     for number in range(1, 5):
         store.create_job(job(f"job-{number}"))
-    answers = run_together(GRANT, store.study_url(), 4)
+    answers = run_together(GRANT, url, 4)
     assert sorted(answers) == ["1", *["lost"] * 3]
     (won,) = store.jobs(states=[JobState.GRANTED])
     assert store.leased_nodes() == {member.node: won.id for member in won.members}
@@ -92,14 +92,14 @@ def test_of_processes_that_want_overlapping_gangs_one_gets_its_nodes(store: SqlS
     assert [each.members for each in store.jobs(states=[JobState.QUEUED])] == [()] * 3
 
 
-def test_of_processes_that_end_a_job_one_does(store: SqlStore) -> None:
+def test_of_processes_that_end_a_job_one_does(store: SqlStore, url: str) -> None:
     pair(store)
     first = live_tuning(store)
     store.create_job(trial_job("job-1", first), trial=first)
     found = store.grant("job-1", ["a", "b"], lease_s=LONG_S, world_id="w", warm=False)
     assert found is not None
     reported(store, found)
-    answers = run_together(END, store.study_url(), 2)
+    answers = run_together(END, url, 2)
     assert sorted(answers) == ["lost", "won"]
     (done,) = store.trials("tuning-1")
     assert done.reading == step_reading(1.0 + answers.index("won"))
@@ -224,7 +224,7 @@ def test_the_ids_of_a_log_are_seen_in_their_order(store: SqlStore) -> None:
     assert len(seen[1:]) == 1 + 36
 
 
-def test_nobody_waits_in_a_circle_and_no_node_is_held_twice(store: SqlStore) -> None:
+def test_nobody_waits_in_a_circle_and_no_node_is_held_twice(store: SqlStore, url: str) -> None:
     """Threads that grant, run, lose, evict, blame and end at random; a deadlock would be an error of the database."""
     names = [f"n{number}" for number in range(5)]
     for name in names:
@@ -271,7 +271,7 @@ def test_nobody_waits_in_a_circle_and_no_node_is_held_twice(store: SqlStore) -> 
     tokens = [each.token for each in ended]
     assert len(set(tokens)) == len(tokens) > 0
     assert store.tuning("tuning-1").gpu_s_spent == 16.0 * len(ended)
-    assert check(store.study_url()).sound
+    assert check(url).sound
 
 
 def test_a_connection_lost_in_mid_transaction_is_an_error_and_writes_nothing(postgres: PostgresServer) -> None:

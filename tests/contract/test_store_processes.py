@@ -55,11 +55,11 @@ def test_processes_that_open_a_fresh_database_at_once_all_succeed(url: str) -> N
     assert check(url).sound
 
 
-def test_of_two_processes_that_finish_a_trial_exactly_one_wins(store: SqlStore) -> None:
+def test_of_two_processes_that_finish_a_trial_exactly_one_wins(store: SqlStore, url: str) -> None:
     store.create_tuning(tuning())
     store.put_fingerprint(FINGERPRINT)
     store.start_trial(trial(0))
-    ends = run_together(FINISH, store.study_url(), 2)
+    ends = run_together(FINISH, url, 2)
     assert sorted(ends) == ["lost", "won"]
     (ended,) = store.trials("tuning-1")
     assert ended.reading == step_reading(1.0 + ends.index("won"))
@@ -115,9 +115,8 @@ def test_one_owner_takes_a_tuning(store: SqlStore) -> None:
     assert outcomes == [store.tuning("tuning-1").owner]
 
 
-def test_kill_9_in_mid_transaction_leaves_the_state_before_it(store: SqlStore) -> None:
+def test_kill_9_in_mid_transaction_leaves_the_state_before_it(store: SqlStore, url: str) -> None:
     store.create_tuning(tuning())
-    url = store.study_url()
     process = start(HALF_A_TRANSACTION, url)
     os.kill(process.pid, signal.SIGKILL)
     process.communicate(timeout=60)

@@ -19,6 +19,7 @@ import psycopg
 from services import PostgresServer, RedisServer
 
 from autotune.catalog import smallest
+from autotune.fleet.scheduling import schedule
 from autotune.fleet.service import submission_of
 from autotune.settings import read_settings
 from autotune.specs import (
@@ -243,7 +244,7 @@ class Crew:
         return ended
 
     def create_job(self, nodes: int, request: ProbeRequest = QUICK, *, deadline_s: float = 60.0) -> Job:
-        """Stores a job of no tuning and asks for a schedule."""
+        """Stores a job of no tuning, which gets its nodes if they are free."""
         job = Job(
             id=uuid.uuid4().hex[:12],
             purpose=JobPurpose.PROFILE,
@@ -254,7 +255,7 @@ class Crew:
             created_at=datetime.now(UTC),
         )
         self.store.create_job(job)
-        self.queue.schedule(POOL)
+        schedule(self.store, self.queue, POOL)
         return job
 
     def wait_ended(self, job: Job) -> Job:

@@ -20,9 +20,8 @@ from redis.retry import Retry
 
 from deploy.box.network import BoxNetwork, make_network, namespaces_of, numbers, process_ids
 from deploy.box.processes import Command, Processes, run_once
-from deploy.box.removal import folder_of, fresh_folder, remove
+from deploy.box.removal import ROOT, Remover, folder_of, fresh_folder, remove
 from deploy.box.servers import Server, start_postgres, start_redis
-from deploy.box.watchdog import ROOT, Remover
 
 RATE_MBIT = 80.0
 TOLERANCE = 0.15
@@ -204,7 +203,7 @@ from deploy.box.network import make_network
 from deploy.box.processes import Command, Processes
 from deploy.box.removal import folder_of, fresh_folder
 from deploy.box.servers import start_postgres
-from deploy.box.watchdog import Remover
+from deploy.box.removal import Remover
 network = make_network(1, 100.0)
 watch = Remover(network.number) if sys.argv[1] != "alone" else None
 if sys.argv[1] == "kept":

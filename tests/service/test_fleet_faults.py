@@ -299,7 +299,7 @@ def test_cancelling_ends_what_waits_and_stops_what_runs(world: World) -> None:
     world.cluster = pool_cluster(nodes=1, gpus_per_node=2)
     world.join("a", "b")
     tuning_id = world.submit(1, budget=TWO)
-    world.deliver(most=2)  # advanced, and granted on both nodes
+    world.deliver(most=1)  # advanced, and granted on both nodes
     assert {job.state for job in world.store.jobs(tuning_id=tuning_id)} == {JobState.GRANTED}
     assert world.service.cancel(tuning_id, "ann").state is TuningState.CANCELLED
     assert all(job.cancelled for job in world.store.jobs(tuning_id=tuning_id))
@@ -313,11 +313,19 @@ def test_cancelling_ends_what_waits_and_stops_what_runs(world: World) -> None:
     assert world.service.cancel(tuning_id, "ann").state is TuningState.CANCELLED  # again changes nothing
 
 
-def test_jobs_that_a_dying_canceller_left_are_ended_by_the_sweep(world: World) -> None:
-    world.join("a")
-    tuning_id = world.submit(2, budget=TWO)
-    world.join("b")
+def queued(world: World) -> str:
+    """A tuning whose job waits for two nodes, which somebody else's tuning has."""
+    world.join("a", "b")
+    world.submit(2, principal="bob", budget=TWO)
     world.deliver(most=1)
+    tuning_id = world.submit(2, budget=TWO, seed=1)
+    world.service.advance(tuning_id)
+    assert {job.state for job in world.store.jobs(tuning_id=tuning_id)} == {JobState.QUEUED}
+    return tuning_id
+
+
+def test_jobs_that_a_dying_canceller_left_are_ended_by_the_sweep(world: World) -> None:
+    tuning_id = queued(world)
     tuning = world.store.tuning(tuning_id)
     world.store.save_tuning(tuning.model_copy(update={"state": TuningState.CANCELLED}))
     world.mail.waiting.clear()
@@ -377,10 +385,8 @@ def test_a_fleets_tuning_is_not_for_one_process(world: World) -> None:
 
 
 def test_why_a_tuning_waits_is_told_as_it_is_now(world: World) -> None:
-    world.join("a", "b")
-    tuning_id = world.submit(2, budget=TWO)
-    world.deliver(most=1)
-    assert world.service.why_waiting(tuning_id) == "needs 2 nodes of pool box: 2 free"
+    tuning_id = queued(world)
+    assert world.service.why_waiting(tuning_id) == "needs 2 nodes of pool box: 0 free; 2 busy (a, b)"
     world.service.quarantine("b", "dust")
-    text = "needs 2 nodes of pool box: 1 free; node b quarantined: dust"
+    text = "needs 2 nodes of pool box: 0 free; 1 busy (a); node b quarantined: dust"
     assert world.service.why_waiting(tuning_id) == text
