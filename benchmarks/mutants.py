@@ -42,7 +42,12 @@ import yaml
 
 ROOT = Path(__file__).resolve().parents[1]
 PACKAGES = ("autotune/cost", "autotune/search", "autotune/regression", "autotune/fleet")
-TESTS = ("tests/unit", "tests/golden", "tests/probes/test_trace.py")
+TESTS = (
+    "tests/unit", "tests/golden", "tests/probes/test_trace.py",
+    "tests/service/test_fleet_campaign.py", "tests/service/test_fleet_faults.py",
+)  # fmt: skip
+"""Tests that start no servers and no ranks."""
+
 EQUIVALENT = Path("benchmarks/mutants_equivalent.yaml")
 """Changes that no test can notice, each with the reason; they are left out of the share."""
 
@@ -438,6 +443,8 @@ def forked(tests: Sequence[str], limit_s: float) -> str:
 
 
 def _python_files(path: Path, pattern: str = "*.py") -> list[Path]:
+    if not path.exists():
+        raise SystemExit(f"there is no {path}")
     return [path] if path.is_file() else sorted(path.rglob(pattern))
 
 

@@ -131,6 +131,12 @@ EXPERTS = (
     Plan(tp=2, pp=4, dp=2, ep=2, vpp=2, zero_stage=2, **SELECTIVE, **SEQUENCE, **INTERLEAVED),
     Plan(dp=8, cp=2, ep=8, zero_stage=3, **FULL),
 )
+MANY = (
+    *EXPERTS,
+    Plan(dp=16, ep=16, zero_stage=1),
+    Plan(tp=2, dp=8, ep=8, micro_batch=2, **SEQUENCE),
+    Plan(pp=2, dp=8, ep=4, zero_stage=3),
+)
 SMALL = Workload(seq_len=128, global_batch=16, dtype=DType.FP32)
 CASES = {
     **{
@@ -146,9 +152,12 @@ CASES = {
     "qwen3-8b": Case("qwen3-8b", "h100-80gb-sxm:2x8", WORK, DENSE, "nanotron"),
     "mixtral-8x7b": Case("mixtral-8x7b", "h100-80gb-sxm:2x8", WORK, EXPERTS, "megatron"),
     "mixtral-8x7b cut by cost": Case("mixtral-8x7b", "h100-80gb-sxm:2x8", WORK, EXPERTS, "nanotron"),
-    "deepseek-v2-lite": Case("deepseek-v2-lite", "h100-80gb-sxm:2x8", WORK, EXPERTS),
+    "deepseek-v2-lite": Case("deepseek-v2-lite", "b200-180gb-sxm:2x8", WORK, MANY),
     "deepseek-v2-lite routed to few": Case(
-        "deepseek-v2-lite", "h100-80gb-sxm:2x8", WORK, EXPERTS, changes={"expert_nodes": 1, "expert_capacity": 1.05}
+        "deepseek-v2-lite", "h100-80gb-sxm:2x8", WORK, MANY, changes={"expert_nodes": 1, "expert_capacity": 1.05}
+    ),
+    "deepseek-v2-lite with one mixture of experts": Case(
+        "deepseek-v2-lite", "h200-141gb-sxm:2x8", LONG, MANY, "fsdp", changes={"dense_layers": 26}
     ),
     "tiny on cores that are shared": Case(
         "tiny", TWO_CORES, SMALL,
