@@ -31,7 +31,7 @@ from private_fleet import private_fleet  # noqa: E402
 from autotune.fleet.keys import create_key  # noqa: E402
 from autotune.fleet.scheduling import schedule  # noqa: E402
 from autotune.specs import Job, JobPurpose, JobState  # noqa: E402
-from storage.fleet.rows import job_row  # noqa: E402
+from storage.fleet.jobs import job_row  # noqa: E402
 
 CLIENTS, DISTINCT, TIMES, USERS = 50, 200, 5, 10
 ALONE, GRANTS = 100, 5

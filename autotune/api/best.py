@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Query, Request, Response
 from starlette.concurrency import run_in_threadpool
 
+from autotune.api.access import GuardedRoute
 from autotune.api.answers import BestAnswer, Json
 from autotune.api.known_answers import KnownAnswer, KnownPage
 from autotune.api.openapi import answer, either, problems
@@ -26,22 +26,16 @@ from autotune.api.requests import (
     find_workload,
     page,
 )
-from autotune.api.roles import GuardedRoute
 from autotune.api.sharing import REFUSALS, one_at_a_time, require_bounded, told
 from autotune.api.tunings import version_of
 from autotune.errors import InputError
-from autotune.export import launch_arguments, targets
+from autotune.export import targets
 from autotune.knowledge.answer import Answer, best_known, entry_data
-from autotune.ports.fleet import FleetStore
-from autotune.search.ranking import best_of
 from autotune.search.space import Runtime
-from autotune.specs import ClusterSpec, ModelSpec, Plan, Tuning, Workload
-from autotune.tuning.report import best_answer
+from autotune.specs import ClusterSpec, ModelSpec, Tuning, Workload
+from autotune.tuning.report import best_answer, fastest_measured, known_answer, launch_data, newest_measured
 
 router = APIRouter(route_class=GuardedRoute, tags=["plans"])
-
-NEWEST = 50
-"""Where no tuning is named, the newest that measured something is looked for among this many."""
 
 _Text = Annotated[str | None, Query(min_length=1, max_length=200, pattern=r"^[^\x00-\x1f\x7f]+$")]
 
@@ -118,23 +112,24 @@ def _best(
 ) -> dict[str, Any]:
     """The answer to the question; without one, the best plan of the newest tuning that measured something."""
     if model is None and cluster is None:
-        return _of_named(parts, _newest(parts.store), target)
-    return _known(parts, _question(parts, model, cluster, nodes, given), target)
+        newest = newest_measured(parts.store)
+        if newest is None:
+            raise InputError("tuning", None, "no tuning has a complete trial yet: POST /tunings")
+        return _of_named(parts, newest, target)
+    question = _question(parts, model, cluster, nodes, given)
+    found, fastest = _look_up(parts, question), fastest_measured(parts.store, *question)
+    return known_answer(found, None if fastest is None else _of_tuning(parts, fastest), target)
 
 
 def _of_named(parts: Parts, tuning: Tuning, target: str | None) -> dict[str, Any]:
     data = _of_tuning(parts, tuning)
-    question = tuning.model, tuning.cluster, tuning.workload
-    return data | {"launch": _launch(question, data["best"]["plan"], target)}
+    launch = launch_data(tuning.model, tuning.cluster, tuning.workload, data["best"]["plan"], target)
+    return data | {"launch": launch}
 
 
-def _known(parts: Parts, question: Question, target: str | None) -> dict[str, Any]:
-    found, tuning = _look_up(parts, question), _fastest(parts.store, *question)
-    data = found.to_data() | {"tuning": None if tuning is None else _of_tuning(parts, tuning) | {"launch": None}}
-    plan = found.known.plan if found.known else found.carried.plan if found.carried else None
-    if found.known is None and tuning is not None:
-        plan = Plan.from_data(data["tuning"]["best"]["plan"])
-    return data | {"launch": _launch(question, plan.to_data(), target) if plan is not None else None}
+def _of_tuning(parts: Parts, tuning: Tuning) -> dict[str, Any]:
+    found: dict[str, Any] = parts.answers.get(("best", *version_of(tuning)), lambda: best_answer(parts.store, tuning))
+    return found
 
 
 def _look_up(parts: Parts, question: Question) -> Answer:
@@ -153,31 +148,3 @@ def _look_up(parts: Parts, question: Question) -> Answer:
     model, cluster, workload = question
     found: Answer = told(parts.estimates.get((model.key, cluster.key, workload), weigh))
     return found
-
-
-def _of_tuning(parts: Parts, tuning: Tuning) -> dict[str, Any]:
-    found: dict[str, Any] = parts.answers.get(("best", *version_of(tuning)), lambda: _answer(parts.store, tuning))
-    return found
-
-
-def _fastest(store: FleetStore, model: ModelSpec, cluster: ClusterSpec, workload: Workload) -> Tuning | None:
-    trials = store.best_trials(model, cluster, workload, limit=1)
-    return store.tuning(trials[0].tuning_id) if trials else None
-
-
-def _newest(store: FleetStore) -> Tuning:
-    for tuning in store.tunings(NEWEST):
-        if best_of(store.trials(tuning.id), tuning.cluster) is not None:
-            return tuning
-    raise InputError("tuning", None, "no tuning has a complete trial yet: POST /tunings")
-
-
-def _answer(store: FleetStore, tuning: Tuning) -> dict[str, Any]:
-    found = best_of(store.trials(tuning.id), tuning.cluster)
-    if found is None:
-        raise InputError("tuning", tuning.id, "it has no complete trial yet: GET /tunings/{id}")
-    return best_answer(store, tuning, found)
-
-
-def _launch(question: Question, plan: dict[str, Any], target: str | None) -> dict[str, Any] | None:
-    return None if target is None else asdict(launch_arguments(target, *question, Plan.from_data(plan)))

@@ -220,7 +220,7 @@ ANSWERS: dict[str, Any] = {
             "plan": _PLAN, "tokens_per_s_per_gpu": 3390.0, "interval": [3180.0, 3610.0], "interval_probability": 0.9,
             "p_fits": 0.98, "estimate": _ESTIMATE, "trial_gpu_s": 1600.0, "source": "estimate",
         },
-        "carried_why_not": None,
+        "carried_why_not": None, "misses": None,
         "settle": {
             "probes": [{"probe": "layer", "part": "layer", "tp": 4, "micro_batch": 1}], "plans": [_PLAN], "trials": 3,
             "gpu_s": 4992.0, "source": "estimate",

@@ -9,13 +9,13 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from fastapi import APIRouter, Body, Query, Request
 
+from autotune.api.access import GuardedRoute
 from autotune.api.answers import JobPage, Json, NodeAnswer, NodeChanged, NodeForgotten, NodePage
 from autotune.api.examples import QUARANTINES
 from autotune.api.measurement_answers import MeasurementPage
 from autotune.api.openapi import answer, problems
 from autotune.api.parts import parts_of, principal_of
 from autotune.api.requests import DEFAULT_LIMIT, After, AfterNumber, Limit, PathName, QuarantineBody, after_name, page
-from autotune.api.roles import GuardedRoute
 from autotune.specs import Job, JobState, Node
 
 if TYPE_CHECKING:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from datetime import datetime
 from typing import Literal
 
-from autotune.api.answers import BestAnswer, Launch, RunnerUp
+from autotune.api.answers import BestAnswer, Launch, Miss, RunnerUp
 from autotune.specs import CollectiveOp, Estimate, LayerPart, NearEntry, Plan, Spec, Workload
 
 
@@ -107,8 +107,9 @@ class KnownAnswer(Spec):
     """What is known for a model, a cluster and a workload.
 
     `known` is the entry for exactly that, `stale` what of the environment changed since, `others` further entries.
-    Where there is none: `nearest` others, the estimate `carried` over from them, and what would `settle` it. `tuning`
-    is the tuning with the fastest trial of exactly that, which may still run.
+    Where there is none: `nearest` others, the estimate `carried` over from them, and what would `settle` it; where no
+    plan fits, `misses` are those that nearly do. `tuning` is the tuning with the fastest trial of exactly that, which
+    may still run.
     """
 
     model: str
@@ -121,6 +122,7 @@ class KnownAnswer(Spec):
     nearest: list[NearestEntry]
     carried: CarriedPlan | None
     carried_why_not: str | None
+    misses: list[Miss] | None
     settle: Settlement | None
     tuning: BestAnswer | None
     launch: Launch | None

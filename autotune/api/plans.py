@@ -6,6 +6,7 @@ from typing import Annotated, Any
 
 from fastapi import APIRouter, Query, Request
 
+from autotune.api.access import GuardedRoute
 from autotune.api.answers import Json, PlansAnswer
 from autotune.api.openapi import answer, problems
 from autotune.api.parts import parts_of
@@ -21,7 +22,6 @@ from autotune.api.requests import (
     find_model,
     find_workload,
 )
-from autotune.api.roles import GuardedRoute
 from autotune.api.sharing import one_at_a_time, require_bounded
 from autotune.search.offline import rank
 from autotune.specs import Recompute, Schedule, Space

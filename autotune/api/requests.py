@@ -1,4 +1,7 @@
-"""What a client sends: bodies, and names of models and clusters. A name is never a path: nothing here opens a file."""
+"""What a client sends: bodies, names of models and clusters, places in a list; and the pages that answer those.
+
+A name is never a path: nothing here opens a file.
+"""
 
 from __future__ import annotations
 
@@ -196,9 +199,6 @@ def _stored(find: Callable[[str], ModelSpec], name: str, what: str, also: list[s
         stored = error.allowed.removeprefix("known: ").removesuffix("none yet")
         raise UnknownNameError(what, name, [*also, *filter(None, stored.split(", "))]) from None
 
-
-# ----------------------------------------------------------------------------------------------------
-# Pages of a list: at most `limit` items after a cursor, and where the next page is.
 
 T = TypeVar("T")
 DEFAULT_LIMIT, MAX_LIMIT = 50, 200

@@ -46,6 +46,15 @@ def open_to_write(db: str | None) -> closing[SqlStore]:
     return closing(open_store(db))
 
 
+def open_to_change(db: str | None) -> closing[SqlStore]:
+    """The store, for what makes no sense in a new one. Raises StoreError where its file is not there yet."""
+    url = database_url(db)
+    file = database_file(url)
+    if file is not None and not os.path.exists(file):
+        raise StoreError(f"there is no database yet ({url}): autotune db migrate makes one")
+    return open_to_write(db)
+
+
 def stored_models(db: str | None) -> Sequence[ModelSpec]:
     """All stored models; none without a database."""
     if not is_there(db):

@@ -1,4 +1,4 @@
-"""`autotune import` and `autotune imports`: what was measured elsewhere, kept under the name of its source."""
+"""`autotune import`, `imports` and `export`: what was measured elsewhere, kept by its source; our own as files."""
 
 from __future__ import annotations
 
@@ -10,14 +10,13 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from autotune.cli import options, output
-from autotune.cli.imports_view import print_imported, run_data
 from autotune.errors import InputError, StoreConflictError
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from autotune.imports import Format, Imported, Stated
-    from autotune.specs.imported import ImportBatch
+    from autotune.specs.imported import ImportBatch, ImportedRun
     from storage import SqlStore
 
 _UNSTATED = "What a log does not state itself"
@@ -82,7 +81,7 @@ def import_files(
     if as_json:
         output.print_json({"source": name, "dry_run": dry_run, "files": answers})
     else:
-        print_imported(name, answers, dry_run=dry_run)
+        _print_imported(name, answers, dry_run=dry_run)
 
 
 def imports(
@@ -223,7 +222,85 @@ def _keep(
         "stored": twin is None and not dry_run,
         "already": None if twin is None else twin.to_data(),
         "replaces": [] if twin else [item.file_name for item in outdated],
-        "runs": [run_data(run) for run in read.runs],
+        "runs": [_run_data(run) for run in read.runs],
         "readings": [{"where": item.where, **item.reading.to_data()} for item in read.readings],
         "notes": list(read.notes),
     }
+
+
+def _run_data(run: ImportedRun) -> dict[str, Any]:
+    """A run as --json shows it."""
+    return {
+        "where": run.where,
+        "model": run.model.name,
+        "cluster": run.cluster.name,
+        "workload": run.workload.to_data(),
+        "plan": run.plan.to_data(),
+        "tokens_per_s_per_gpu": run.tokens_per_s_per_gpu,
+        "interval_tokens_per_s_per_gpu": run.interval_tokens_per_s_per_gpu,
+        "steps": run.steps,
+        "peak_reserved_bytes": run.peak_reserved_bytes,
+        "peak_allocated_bytes": run.peak_allocated_bytes,
+        "failure": None if run.failure is None else run.failure.kind.value,
+    }
+
+
+def _print_imported(source: str, answers: Sequence[dict[str, Any]], *, dry_run: bool) -> None:
+    """The runs of all files as a table, then a sentence a file."""
+    console = output.console()
+    table = output.table("", "<where", "<model", "<plan", "tokens/s/GPU", "95 % interval", "steps", "peak reserved")
+    for run in (run for answer in answers for run in answer["runs"]):
+        interval = run["interval_tokens_per_s_per_gpu"]
+        table.add_row(
+            run["where"],
+            run["model"],
+            output.plan_text(run["plan"]),
+            run["failure"] or output.count_text(run["tokens_per_s_per_gpu"]),
+            "-" if interval is None else " - ".join(output.count_text(value) for value in interval),
+            str(run["steps"]),
+            output.bytes_text(run["peak_reserved_bytes"]),
+        )
+    if table.row_count:
+        console.print(table)
+    for answer in answers:
+        for note in answer["notes"]:
+            console.print(f"note: {note}", soft_wrap=True)
+        console.print(_sentence(source, answer, dry_run=dry_run), soft_wrap=True)
+
+
+def _sentence(source: str, answer: dict[str, Any], *, dry_run: bool) -> str:
+    what = f"{answer['file']}: {len(answer['runs'])} runs and {len(answer['readings'])} collective readings"
+    if answer["already"]:
+        known = answer["already"]
+        return (
+            f"{what}: imported already as {known['source']} ({known['file_name']}); nothing was changed, whatever was "
+            f"said of it this time: autotune imports --forget {known['source']} first"
+        )
+    replaced = f", in place of {', '.join(answer['replaces'])}" if answer["replaces"] else ""
+    return f"{what} {'would be ' if dry_run else ''}imported as {source}{replaced}"
+
+
+def export(
+    table: Annotated[
+        str,
+        typer.Option(
+            "--table",
+            help="trials, tunings, probes, collective, layer, step, ranks, profiles, or runs (for a backtest).",
+        ),
+    ] = "trials",
+    format: Annotated[str, typer.Option("--format", metavar="csv|parquet", help="The file's format.")] = "csv",
+    out: Annotated[Path | None, typer.Option("--out", metavar="FILE", help="Default: TABLE.FORMAT.")] = None,
+    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace the file if it exists.")] = False,
+    db: options.Database = None,
+    as_json: options.AsJson = False,
+) -> None:
+    """Write one table to a file; moments in UTC, seconds and bytes as numbers."""
+    from autotune.cli.database import open_to_read
+    from storage import frames
+
+    with open_to_read(db) as store:
+        path = frames.export(store, table, format, out or Path(f"{table}.{format}"), overwrite=overwrite)
+    if as_json:
+        output.print_json({"table": table, "format": format, "path": str(path), "size_bytes": path.stat().st_size})
+    else:
+        output.console().print(f"{path} ({output.bytes_text(path.stat().st_size)})")

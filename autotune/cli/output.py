@@ -13,11 +13,12 @@ from autotune.errors import AutotuneError, InputError, NothingFitsError
 PIPE_WIDTH = 160
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
     from rich.console import Console
     from rich.table import Table
 
-    from autotune.export import LaunchArguments
-    from autotune.specs import Spec, TuningState
+    from autotune.specs import Spec
 
 
 def print_json(data: object) -> None:
@@ -80,6 +81,14 @@ def table(title: str, *columns: str) -> Table:
     return result
 
 
+def facts(title: str, column: str, rows: Mapping[str, str]) -> Table:
+    """A table of names and what is said of each."""
+    result = table(title, "<what", f"<{column}")
+    for name, value in rows.items():
+        result.add_row(name, value)
+    return result
+
+
 def error_data(error: AutotuneError) -> dict[str, Any]:
     """The object that --json prints for an error: `message` always, the rest where the error has it."""
     data: dict[str, Any] = {"what": None, "value": None, "allowed": None, "message": str(error)}
@@ -96,13 +105,13 @@ def print_error(message: str) -> None:
     sys.stderr.write("error: " + " ".join(message.split()) + "\n")
 
 
-def print_misses(error: NothingFitsError) -> None:
-    """The nearest misses and what would make each fit, on standard error."""
-    misses = table("Nearest misses (estimates)", "<plan", "needs", "has", "<would fit if")
-    for miss in error.misses:
+def print_misses(misses: Sequence[Mapping[str, object]]) -> None:
+    """Plans that nearly fit and what would make each fit, on standard error."""
+    shown = table("Nearest misses (estimates)", "<plan", "needs", "has", "<would fit if")
+    for miss in misses:
         sizes = [bytes_text(float(str(miss[key]))) for key in ("needs_bytes", "has_bytes")]
-        misses.add_row(str(miss["plan"]), *sizes, str(miss["would_fit_if"]))
-    error_console().print(misses)
+        shown.add_row(str(miss["plan"]), *sizes, str(miss["would_fit_if"]))
+    error_console().print(shown)
 
 
 def plan_text(plan: dict[str, Any]) -> str:
@@ -160,44 +169,31 @@ def percent_text(share: float | None) -> str:
     return "-" if share is None else f"{share:.1%}"
 
 
-def print_launch(launch: LaunchArguments) -> None:
-    """The command, the file it reads, and what is left to the user."""
+def speed_text(figures: Mapping[str, Any], unit: str = "") -> str:
+    """A measured speed with its interval and how often it was measured; `unit` where nothing else says what it is."""
+    low, high = (count_text(value) for value in figures["interval"])
+    runs = runs_text(figures["repeats"])
+    return f"{count_text(figures['tokens_per_s_per_gpu'])} {unit}(95 % interval {low} to {high}, {runs})"
+
+
+def workload_text(workload: Mapping[str, Any]) -> str:
+    """A workload given as plain data."""
+    return f"sequence {workload['seq_len']}, {workload['global_batch']} sequences a step, {workload['dtype']}"
+
+
+def moment_text(moment: str, *, seconds: bool = False) -> str:
+    """A moment of an answer for people, to the minute or the second."""
+    return moment[: 19 if seconds else 16].replace("T", " ")
+
+
+def print_launch(launch: Mapping[str, Any]) -> None:
+    """The command of launch arguments (export.LaunchArguments as plain data), its file, and what is left to do."""
     import shlex
 
     # The launcher's variables must reach the shell unquoted by single quotes.
-    command = " ".join(f'"{word}"' if "$" in word else shlex.quote(word) for word in launch.argv)
-    lines = [f"Launch with {launch.target}:", command]
-    if launch.config:
-        lines += [f"with {launch.config_name}:", launch.config]
-    lines += [f"note: {note}" for note in launch.notes]
+    command = " ".join(f'"{word}"' if "$" in word else shlex.quote(word) for word in launch["argv"])
+    lines = [f"Launch with {launch['target']}:", command]
+    if launch["config"]:
+        lines += [f"with {launch['config_name']}:", launch["config"]]
+    lines += [f"note: {note}" for note in launch["notes"]]
     sys.stdout.write("\n".join(lines) + "\n")
-
-
-def print_under_way(answer: dict[str, Any]) -> None:
-    """Says that the best plan of a running tuning may still change."""
-    from autotune.specs import TuningState
-
-    if not TuningState(answer["state"]).ended:
-        line = f"Tuning {answer['tuning']} is still under way ({answer['state']}): this is its best plan so far"
-        console().print(line, soft_wrap=True)
-
-
-def print_newer(newest: str, state: TuningState, shown: str) -> None:
-    """Says that an older tuning is shown because the newest, which goes on, has measured nothing complete yet."""
-    if newest != shown and not state.ended:
-        line = f"Tuning {newest} is under way ({state}) and has no complete trial yet: this is of an earlier one"
-        error_console().print(line, soft_wrap=True)
-
-
-def print_history(rows: list[dict[str, Any]]) -> None:
-    """Tunings as rows of a list (tuning.report.history_data)."""
-    listed = table(
-        "", "<tuning", "<created (UTC)", "<model", "<cluster", "<state", "trials", "GPU-s", "<best plan", "tokens/s/GPU"
-    )
-    for row in rows:
-        listed.add_row(
-            row["tuning"], row["created_at"][:16].replace("T", " "), row["model"], row["cluster"], row["state"],
-            str(row["trials"]), f"{row['gpu_s_spent']:.0f}",
-            plan_text(row["plan"]) if row["plan"] else "-", count_text(row["tokens_per_s_per_gpu"]),
-        )  # fmt: skip
-    console().print(listed if rows else "Nothing was tuned yet: autotune tune")

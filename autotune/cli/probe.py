@@ -8,15 +8,16 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from autotune.cli import check, options, output
+from autotune.cli import options, output
 from autotune.errors import InputError
 
 if TYPE_CHECKING:
+    from rich.table import Table
+
     from autotune.ports.store import OnProgress
-    from autotune.specs import ClusterSpec, Fingerprint, ProbeOutcome, ProbeProgress, ProbeRequest
+    from autotune.specs import ClusterSpec, Fingerprint, ProbeOutcome, ProbeProgress, ProbeRequest, StepReading
 
 app = typer.Typer(help="Run one probe on this machine.", no_args_is_help=True)
-app.command("check")(check.check)
 
 Deadline = Annotated[float, typer.Option("--deadline-s", metavar="SECONDS", help="End each probe after this long.")]
 Iterations = Annotated[int, typer.Option("--iterations", min=1, help="Timed repeats of each reading.")]
@@ -185,7 +186,6 @@ def _measure(
     cluster: ClusterSpec, requests: Sequence[ProbeRequest], *, deadline_s: float, db: str | None, as_json: bool
 ) -> int:
     """Runs the probes one after the other, prints what they found, stores it with --db. Exit status 1 on a failure."""
-    from autotune.cli.probe_tables import outcome_data, print_outcomes
     from autotune.cli.tune_view import probe_text
     from autotune.wiring import open_prober
 
@@ -194,12 +194,13 @@ def _measure(
             environment = prober.fingerprint()
         outcomes = []
         for request in requests:
-            with _progress(probe_text(request)) as on_progress:
+            with _progress(probe_text(request.to_data())) as on_progress:
                 outcomes.append(prober.run(request, deadline_s=deadline_s, on_progress=on_progress))
     if db is not None:
         _store(cluster, environment, requests, outcomes, db)
     if as_json:
-        probes = [outcome_data(*pair) for pair in zip(requests, outcomes, strict=True)]
+        pairs = zip(requests, outcomes, strict=True)
+        probes = [{"request": request.to_data(), **outcome.to_data()} for request, outcome in pairs]
         output.print_json({"cluster": cluster.to_data(), "fingerprint": environment.to_data(), "probes": probes})
     else:
         print_outcomes(cluster, requests, outcomes)
@@ -243,3 +244,99 @@ def _progress(what: str) -> Iterator[OnProgress]:
             status.update(f"{what}: {progress.phase}{count}{seconds}")
 
         yield show
+
+
+def print_outcomes(cluster: ClusterSpec, requests: Sequence[ProbeRequest], outcomes: Sequence[ProbeOutcome]) -> None:
+    """Tables of what was measured; failures with their cause and log."""
+    from autotune.cli.tune_view import probe_text
+
+    console = output.console()
+    readings = [reading for outcome in outcomes for reading in outcome.readings]
+    for render in (_collective_table, _layer_table, _step_table):
+        found = render(readings, cluster)
+        if found is not None:
+            console.print(found)
+    for request, outcome in zip(requests, outcomes, strict=True):
+        failure = outcome.failure
+        if failure is not None:
+            where = "" if failure.rank is None else f" on rank {failure.rank}"
+            console.print(
+                f"{probe_text(request.to_data())}: failed, {failure.kind.value}{where}: {failure.message}"
+                f" (log: {failure.log_path})",
+            )
+    console.print(f"{sum(outcome.gpu_s for outcome in outcomes):.1f} GPU-seconds spent")
+
+
+def _collective_table(readings: Sequence[object], cluster: ClusterSpec) -> Table | None:
+    from autotune.specs import CollectiveReading
+
+    rows = [reading for reading in readings if isinstance(reading, CollectiveReading)]
+    if not rows:
+        return None
+    table = output.table(
+        f"Collectives on {cluster.name} (median of the slowest rank; 10th and 90th percentile)",
+        "<op", "group", "stride", "size", "time", "p10", "p90", "algbw", "busbw",
+    )  # fmt: skip
+    for row in rows:
+        times = (row.time_s, row.time_p10_s, row.time_p90_s)
+        table.add_row(
+            row.op.value, str(row.group_size), str(row.stride), output.bytes_text(row.size_bytes),
+            *map(output.seconds_text, times),
+            output.rate_text(row.algbw_bytes_per_s), output.rate_text(row.busbw_bytes_per_s),
+        )  # fmt: skip
+    return table
+
+
+def _layer_table(readings: Sequence[object], cluster: ClusterSpec) -> Table | None:
+    from autotune.specs import LayerReading
+
+    rows = [reading for reading in readings if isinstance(reading, LayerReading)]
+    if not rows:
+        return None
+    table = output.table(
+        f"Layers on {cluster.name} (medians; memory: {rows[0].memory_source})",
+        "<part", "tp", "micro-batch", "<recompute", "forward", "computing", "backward", "computing",
+        "saved", "peak", "parameters",
+    )  # fmt: skip
+    for row in rows:
+        times = (row.forward_s, row.forward_calc_s, row.backward_s, row.backward_calc_s)
+        sizes = (row.saved_bytes, row.peak_bytes, row.parameter_bytes)
+        table.add_row(
+            row.part.value, str(row.tp), str(row.micro_batch), row.recompute.value,
+            *map(output.seconds_text, times), *map(output.bytes_text, sizes),
+        )  # fmt: skip
+    return table
+
+
+def _step_table(readings: Sequence[object], cluster: ClusterSpec) -> Table | None:
+    from autotune.specs import StepReading
+
+    rows = [reading for reading in readings if isinstance(reading, StepReading)]
+    if not rows:
+        return None
+    table = output.table(f"Training steps on {cluster.name}", "<figure", "<measured")
+    for row in rows:
+        for name, value in _step_figures(row):
+            table.add_row(name, value)
+    return table
+
+
+def _step_figures(row: StepReading) -> list[tuple[str, str]]:
+    low, high = row.interval_tokens_per_s_per_gpu
+    steady = "steady" if row.steady else "not steady yet"
+    return [
+        (
+            "tokens/s/GPU",
+            f"{output.count_text(row.tokens_per_s_per_gpu)} "
+            f"(95 % interval {output.count_text(low)} to {output.count_text(high)})",
+        ),
+        ("step time", f"{output.seconds_text(row.step_time_s)} over {len(row.step_times_s)} steps, {steady}"),
+        ("T_calc", output.seconds_text(row.t_calc_s)),
+        ("T_comm", f"{output.seconds_text(row.t_comm_s)}, {output.seconds_text(row.t_comm_exposed_s)} exposed"),
+        ("mu = T_comm / T_calc", output.count_text(row.mu)),
+        ("MFU", output.percent_text(row.mfu)),
+        ("peak memory of a rank", f"{output.bytes_text(row.peak_allocated_bytes)} ({row.memory_source})"),
+        ("reserved", output.bytes_text(row.peak_reserved_bytes)),
+        ("loss", f"{row.losses[0]:.4f} -> {row.losses[-1]:.4f}" if row.losses else "-"),
+        ("set-up", output.seconds_text(row.setup_s)),
+    ]

@@ -11,6 +11,7 @@ from autotune.fleet.health import after_health_probe
 from autotune.fleet.scheduling import schedule
 from autotune.ports.fleet import FleetStore, Queue
 from autotune.specs import Job, JobPurpose, JobState, NodeIncident, NodeState, ProbeOutcome
+from autotune.specs.fleet import LOCAL
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -71,6 +72,8 @@ def warm_nodes(job: Job) -> Sequence[str]:
 
 
 def _judge(store: FleetStore, job: Job, ending: Ending) -> Judgement:
+    if job.pool.startswith(LOCAL):  # with one machine there is nobody else to try it or to blame
+        return Judgement(failure=ending.outcome.failure, retry=None, incidents=(), cleared=())
     # A check of an old winner takes its measurements again itself.
     wanted, earlier = job.purpose is not JobPurpose.REGRESSION, []
     if job.tuning_id is not None:

@@ -121,7 +121,8 @@ class Renewal:
                 endpoint=endpoint,
             )
         except AutotuneError as error:
-            self._note(away=True, reason=str(error))
+            if not self._closed.is_set():
+                self._note(away=True, reason=str(error))
             return
         self._note(away=False, reason="")
         self._forget(progress, endpoint)

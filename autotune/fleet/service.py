@@ -11,10 +11,9 @@ from collections import OrderedDict
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from datetime import UTC, datetime
 
 from autotune.errors import InputError, StoreConflictError
-from autotune.fleet.advance import FleetCampaign
+from autotune.fleet.advance import Campaign, process_owner
 from autotune.fleet.eligibility import LOST_AFTER_S, obstacle, why_waiting
 from autotune.fleet.finishing import Merge, finish
 from autotune.fleet.scheduling import schedule
@@ -37,8 +36,7 @@ from autotune.specs import (
     TuningState,
     Workload,
 )
-from autotune.tuning.ownership import process_owner
-from autotune.tuning.service import check_request
+from autotune.tuning.request import check_request, tuning_of
 
 log = logging.getLogger("autotune.fleet")
 MAX_CONFLICTS = 20
@@ -195,7 +193,7 @@ class FleetService:
     def advance(self, tuning_id: str) -> None:
         """Takes the next steps of a tuning, unless somebody else is at it."""
         seen = self._live_jobs(tuning_id)
-        campaign = FleetCampaign(self._store, tuning_id, f"{uuid.uuid4().hex[:8]}@{process_owner()}")
+        campaign = Campaign(self._store, tuning_id, f"{uuid.uuid4().hex[:8]}@{process_owner()}")
         dispatched = False
         try:
             dispatched = campaign.advance()
@@ -283,6 +281,20 @@ class FleetService:
         return {job.id for job in self._store.jobs(tuning_id=tuning_id, states=live)}
 
 
+def require_no_pool(store: FleetStore, cluster: ClusterSpec) -> None:
+    """A pool's cluster is what its nodes registered for: other hardware by that name would leave them without jobs.
+
+    Raises:
+        StoreConflictError: a pool of other hardware has the cluster's name.
+    """
+    if not store.nodes(cluster.name):
+        return
+    pool = store.cluster(cluster.name)
+    grows = frozenset({"nodes"} if pool.inter else {"nodes", "inter"})
+    if pool.digest(without=grows) != cluster.digest(without=grows):
+        raise StoreConflictError(f"cluster {cluster.name!r} is a pool with nodes of other hardware: give another name")
+
+
 # ----------------------------------------------------------------------------------------------------
 # A request to a fleet, as it is stored: the tuning that it asks for, and the key by which equal requests share one.
 
@@ -301,12 +313,10 @@ def submission_of(
     idempotency_key: str | None = None,
 ) -> Submission:
     """A request by `principal` for a tuning in the pool of the cluster's name. Nothing is checked, nothing stored."""
-    now = datetime.now(UTC)  # for people and for the order of lists; nothing is decided by it
-    tuning = Tuning(
-        id=uuid.uuid4().hex[:12],
-        model=model,
-        cluster=cluster,
-        workload=workload,
+    tuning = tuning_of(
+        model,
+        cluster,
+        workload,
         space=space,
         budget=budget,
         seed=seed,
@@ -314,8 +324,6 @@ def submission_of(
         sampler=sampler,
         pool=cluster.name,
         principal=principal,
-        created_at=now,
-        updated_at=now,
     )
     asked = request_key(tuning)
     return Submission(tuning=tuning, sharing_key=asked, request_digest=asked, idempotency_key=idempotency_key)

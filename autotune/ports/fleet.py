@@ -117,6 +117,18 @@ class FleetStore(KnowledgeStore, Protocol):
     def node(self, name: str) -> Node:
         """The node of that name. Raises UnknownNameError."""
 
+    def local_pools(self) -> Sequence[str]:
+        """The pools of single processes (specs.fleet.LOCAL), also of those that died before they could discard theirs.
+
+        What is asked of all pools is asked of the fleet's, which these are not.
+        """
+
+    def discard_pool(self, pool: str) -> None:
+        """Deletes a single process's pool: its node and its jobs, not what they measured. Its trials stay as they are.
+
+        Raises ValueError for a fleet's pool.
+        """
+
     def renew_node(self, name: str, session: str) -> bool:
         """Renews the heartbeat; False if the session is not the node's any more."""
 
@@ -264,8 +276,11 @@ class FleetStore(KnowledgeStore, Protocol):
     def askers(self, tuning_id: str) -> Sequence[str]:
         """The principals who want a fleet's tuning, by name."""
 
-    def claim_tuning(self, tuning_id: str, owner: str, *, lease_s: float) -> Tuning | None:
-        """Makes `owner` the one who may advance it, for that long. None if somebody else is, or it has ended."""
+    def claim_tuning(self, tuning_id: str, owner: str, *, lease_s: float | None) -> Tuning | None:
+        """Makes `owner` the one who may advance it, for that long. None if somebody else is, or it has ended.
+
+        A fleet's tuning is claimed for a time; one without a pool without (None), until it is released.
+        """
 
     def release_tuning(self, tuning_id: str, owner: str) -> None:
         """Ends the claim, if it still is that owner's; notes when it was advanced."""

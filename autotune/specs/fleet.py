@@ -13,6 +13,12 @@ from autotune.specs.cluster import ClusterSpec, Device
 from autotune.specs.measurement import FailureKind, ProbeProgress, ProbeRequest, Seconds
 from autotune.specs.model import Count
 
+LOCAL = "@"
+"""What the pool of a single process begins with, which measures on its own machine (fleet.local).
+
+No fleet's pool is called so, and a fleet sees nothing of such pools: neither their nodes nor their jobs.
+"""
+
 
 class NodeState(StrEnum):
     """`ready` may get jobs; `quarantined` may not until a health probe passes (or an admin releases it)."""

@@ -31,6 +31,7 @@ from autotune.specs import (
     ProbeRequest,
     Profile,
     SamplerName,
+    StepRequest,
     Trial,
     TrialState,
     Tuning,
@@ -40,6 +41,14 @@ from autotune.specs.imported import ImportedRun
 from autotune.tuning.lifecycle import Facts, search_budget
 
 PROBE_DEADLINE_S = 120.0
+# A trial is given up as pruned when its steps are slower than the best plan's by more than noise explains.
+PRUNE_MARGIN = 1.3
+DEADLINE_LEAST_S = 120.0
+DEADLINE_MOST_S = 3600.0
+COLD_START_S = 120.0
+STEPS_ALLOWED = 30
+# The first estimates may be wrong by this factor before a slow step counts as a hang.
+SLOWNESS_ALLOWED = 20.0
 
 
 class Planner:
@@ -242,3 +251,26 @@ def _end_s(trial: Trial) -> float:
 
 def _costliest_gpu_s(trials: Sequence[Trial]) -> float:
     return max((trial.gpu_s for trial in trials), default=0.0)
+
+
+def step_request(tuning: Tuning, asked: Asked, rival: RankedPlan | None) -> StepRequest:
+    """The step probe of a trial; it gives up early what cannot beat `rival`, if there is one."""
+    give_up_s = None
+    if rival is not None:
+        fastest_s = tuning.workload.tokens_per_step / (rival.tokens_per_s_per_gpu * tuning.cluster.devices)
+        give_up_s = PRUNE_MARGIN * fastest_s
+    return StepRequest(
+        model=tuning.model,
+        workload=tuning.workload,
+        plan=asked.plan,
+        give_up_step_s=give_up_s,
+        seed=tuning.seed,
+        cold=tuning.cold,
+    )
+
+
+def trial_deadline_s(tuning: Tuning, estimate: Estimate | None) -> float:
+    """Seconds that a trial may take, from its estimate."""
+    steps_s = STEPS_ALLOWED * SLOWNESS_ALLOWED * (estimate.step_time_s if estimate else 1.0)
+    start_s = COLD_START_S if tuning.cold else 0.0
+    return start_s + min(max(DEADLINE_LEAST_S, steps_s), DEADLINE_MOST_S)

@@ -24,6 +24,7 @@ from probes.launch.pool import RankPool, rank_log
 
 INTERFACE_VARIABLES = ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME")
 FINGERPRINT = "fingerprint"
+FINGERPRINT_S = 180.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -139,17 +140,17 @@ class NodeRanks:
             }
         )
 
-    def fingerprint(self, share: WorldShare, *, deadline_s: float) -> Fingerprint:
-        """The environment of the first rank of a world of this node alone; its ranks stay.
+    def fingerprint(self, cluster: ClusterSpec) -> Fingerprint:
+        """The environment of the first rank, in a world of this node alone: the one that it holds, or a new one.
 
         Raises:
-            ProberError: ranks cannot be started, or not asked.
+            ProberError: ranks cannot be started, or do not answer.
         """
-        log_dir, deadline = self._next_log_dir(FINGERPRINT), time.monotonic() + deadline_s
+        share = WorldShare(world_id=self.world_id or uuid.uuid4().hex, index=0, cluster=cluster)
+        log_dir, deadline = self._next_log_dir(FINGERPRINT), time.monotonic() + FINGERPRINT_S
         orders, watch = Orders(go_on, lambda _: None), Progress(None)
-        data = {"kind": FINGERPRINT}
         try:
-            gathered = self._run(share, "probes.fingerprint", data, deadline, log_dir, orders, watch)
+            gathered = self._run(share, "probes.fingerprint", {"kind": FINGERPRINT}, deadline, log_dir, orders, watch)
         except OSError as error:
             raise ProberError(f"ranks could not be started: {error}") from error
         if gathered.failure is not None:

@@ -25,8 +25,6 @@ from probes.launch.merging import merged_outcome
 from probes.launch.orders import go_on
 from probes.launch.placement import Placement
 
-FINGERPRINT_S = 180.0
-
 
 class LocalProber:
     """Runs probes on warm ranks of this machine, one at a time; implements autotune.ports.store.Prober.
@@ -56,13 +54,12 @@ class LocalProber:
         self._cluster = cluster.model_copy(update={"nodes": 1, "gpus_per_node": count})
         self._log_dir = log_dir
         self._ranks = NodeRanks(log_root=log_dir, placements=placements)
-        self._world_id = uuid.uuid4().hex
         self._fingerprint: Fingerprint | None = None
 
     def fingerprint(self) -> Fingerprint:
         """The environment of rank 0, read once. Raises ProberError if ranks cannot be started."""
         if self._fingerprint is None:
-            self._fingerprint = self._ranks.fingerprint(self._share(), deadline_s=FINGERPRINT_S)
+            self._fingerprint = self._ranks.fingerprint(self._share().cluster)
         return self._fingerprint
 
     def run(self, request: ProbeRequest, *, deadline_s: float, on_progress: OnProgress | None = None) -> ProbeOutcome:
@@ -111,7 +108,7 @@ class LocalProber:
             self._log_dir.mkdir(parents=True, exist_ok=True)
         except OSError as error:
             raise ProberError(f"no logs can be written below {self._log_dir}: {error}") from error
-        return WorldShare(world_id=self._world_id, index=0, cluster=self._cluster)
+        return WorldShare(world_id=self._ranks.world_id or uuid.uuid4().hex, index=0, cluster=self._cluster)
 
 
 def _member(report: MemberReport) -> JobMember:

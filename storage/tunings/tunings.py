@@ -21,17 +21,10 @@ from autotune.specs import (
     TuningState,
     Workload,
 )
-from storage.database.session import (
-    NAMES_SHOWN,
-    SessionStore,
-    database_now,
-    fingerprint_row,
-    flush_new,
-    locked_tuning,
-    tuning_row,
-)
+from storage.database.session import NAMES_SHOWN, SessionStore, database_now, flush_new
 from storage.fleet.events import add_event, state_data, trial_data
 from storage.tunings import rows
+from storage.tunings.named import fingerprint_row, locked_tuning, tuning_row
 from storage.tunings.tables import StepRow, TrialRow, TuningRow
 
 SHORTEST_PREFIX = 4

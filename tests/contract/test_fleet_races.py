@@ -34,9 +34,9 @@ from autotune.ports.fleet import Submission
 from autotune.specs import Job, JobState, MemberState, ProbeOutcome, TuningState
 from storage import SqlStore, open_store
 from storage.care.maintenance import check
-from storage.database.session import locked_tuning
-from storage.fleet.rows import job_row
+from storage.fleet.jobs import job_row
 from storage.fleet.submissions import take_in
+from storage.tunings.named import locked_tuning
 
 Answer = TypeVar("Answer")
 FLEET = TOGETHER + "from fleet_records import *\nstore, number = open_store(url), int(sys.argv[2])\n" + READY

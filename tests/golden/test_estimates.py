@@ -15,7 +15,7 @@ import pytest
 
 from autotune.catalog import cluster_from_shorthand, model
 from autotune.cost.estimate import estimate_table
-from autotune.cost.framework import FRAMEWORKS
+from autotune.cost.framework import FRAMEWORKS, framework_of
 from autotune.cost.table import PlanTable
 from autotune.specs import (
     ClusterSpec,
@@ -97,7 +97,7 @@ class Case:
         cluster = cluster_from_shorthand(self.cluster) if isinstance(self.cluster, str) else self.cluster
         spec = model(self.model).model_copy(update=self.changes)
         table = PlanTable.of(self.plans)
-        found = estimate_table(spec, cluster, self.workload, table, self.profile, FRAMEWORKS[self.framework])
+        found = estimate_table(spec, cluster, self.workload, table, self.profile, framework_of(self.framework))
         rows = []
         for i in range(len(table)):
             row = found.row(i)
@@ -140,18 +140,19 @@ MANY = (
 SMALL = Workload(seq_len=128, global_batch=16, dtype=DType.FP32)
 CASES = {
     **{
-        f"llama2-7b as {name} runs it": Case("llama2-7b", "a100-80gb-sxm:2x8", WORK, DENSE, name) for name in FRAMEWORKS
+        f"llama2-7b as {name} runs it": Case("llama2-7b", "a100-80gb-sxm:2x8", WORK, DENSE, name)
+        for name in (*FRAMEWORKS, "hf_ultrascale", "vtrain_multi")
     },
     "llama2-7b measured": Case("llama2-7b", "a100-80gb-sxm:2x8", WORK, DENSE, profile=MEASURED),
     "llama3-8b long": Case("llama3-8b", "h100-80gb-sxm:2x8", LONG, DENSE, "megatron"),
     "gpt2-xl": Case("gpt2-xl", "a100-80gb-sxm:2x8", Workload(seq_len=1024, global_batch=128), DENSE, "megatron-2021"),
     "gpt2-xl in fp32 with SGD": Case(
         "gpt2-xl", "a100-80gb-sxm:2x8",
-        Workload(seq_len=1024, global_batch=128, dtype=DType.FP32, optimizer=Optimizer.SGD), DENSE, "nanotron",
+        Workload(seq_len=1024, global_batch=128, dtype=DType.FP32, optimizer=Optimizer.SGD), DENSE, "hf_ultrascale",
     ),
-    "qwen3-8b": Case("qwen3-8b", "h100-80gb-sxm:2x8", WORK, DENSE, "nanotron"),
+    "qwen3-8b": Case("qwen3-8b", "h100-80gb-sxm:2x8", WORK, DENSE, "hf_ultrascale"),
     "mixtral-8x7b": Case("mixtral-8x7b", "h100-80gb-sxm:2x8", WORK, EXPERTS, "megatron"),
-    "mixtral-8x7b cut by cost": Case("mixtral-8x7b", "h100-80gb-sxm:2x8", WORK, EXPERTS, "nanotron"),
+    "mixtral-8x7b cut by cost": Case("mixtral-8x7b", "h100-80gb-sxm:2x8", WORK, EXPERTS, "hf_ultrascale"),
     "deepseek-v2-lite": Case("deepseek-v2-lite", "b200-180gb-sxm:2x8", WORK, MANY),
     "deepseek-v2-lite routed to few": Case(
         "deepseek-v2-lite", "h100-80gb-sxm:2x8", WORK, MANY, changes={"expert_nodes": 1, "expert_capacity": 1.05}

@@ -16,7 +16,7 @@ import pytest
 
 from autotune.catalog import cluster_from_shorthand, model
 from autotune.cost.estimate import estimate_table
-from autotune.cost.framework import MEGATRON_2021, NANOTRON, TORCH, Framework
+from autotune.cost.framework import TORCH, Framework, framework_of
 from autotune.cost.table import PlanTable
 from autotune.search.acquisition import expected_gain
 from autotune.search.core import Measurement, Search
@@ -109,8 +109,8 @@ CASES = {
     "two trials": Case(trials=2),
     "five trials": Case(trials=5),
     "five trials, two of them noisy or wild": Case(trials=5, wild=True),
-    "a checked framework": Case(framework=MEGATRON_2021, trials=5),
-    "a checked framework contradicted": Case(framework=NANOTRON, trials=5, wild=True),
+    "a checked framework": Case(framework=framework_of("megatron_sc21"), trials=5),
+    "a checked framework contradicted": Case(framework=framework_of("hf_ultrascale"), trials=5, wild=True),
     "another tuning": Case(transfers=True),
     "another tuning and five trials": Case(trials=5, transfers=True),
     "parameters alone": Case(trials=5, learning=Learning(residual=False)),

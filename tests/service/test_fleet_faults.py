@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Iterator
 from datetime import timedelta
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import pytest
 from fleet_world import MODEL, SPACE, WORKLOAD, World, pool_cluster
@@ -15,6 +15,7 @@ from sqlalchemy import select
 
 from autotune.errors import InputError, StoreConflictError, UnknownNameError
 from autotune.fleet.health import health_requests
+from autotune.fleet.local import LocalFleet, cancel_here
 from autotune.fleet.service import submission_of
 from autotune.specs import (
     Budget,
@@ -33,7 +34,6 @@ from autotune.specs import (
     Tuning,
     TuningState,
 )
-from autotune.tuning.service import TuningService
 from storage import SqlStore, open_store
 from storage.fleet.tables import NodeIncidentRow
 
@@ -375,11 +375,11 @@ def test_a_fleets_tuning_is_not_for_one_process(world: World) -> None:
     world.join("a", "b")
     tuning_id = world.submit(2)
 
-    def no_prober(cluster: object) -> object:
+    def no_ranks() -> NoReturn:
         raise AssertionError("nothing may be measured here")
 
-    local = TuningService(world.store, no_prober)  # type: ignore[arg-type]
-    for refused in (lambda: local.run(tuning_id, print), lambda: local.cancel(tuning_id)):
+    local = LocalFleet(world.store, world.cluster, no_ranks, merge=world.merge, share_of=lambda job, node: None)
+    for refused in (lambda: local.run(tuning_id), lambda: cancel_here(world.store, tuning_id)):
         with pytest.raises(InputError, match="pool box measures for it"):
             refused()
 

@@ -31,7 +31,7 @@ from autotune.specs import (
 )
 from autotune.specs.imported import ImportBatch, ImportedReading, ImportedRun
 from autotune.tuning.planner import Planner
-from autotune.tuning.service import TuningService
+from autotune.tuning.request import submit, tuning_of
 from storage import SqlStore, open_store
 
 MODEL, CLUSTER = load_model("llama3.2-1b"), cluster_from_shorthand("h100-80gb-sxm:1x8")
@@ -129,14 +129,10 @@ def test_what_is_measured_first_is_decided_alike_by_every_process(store: SqlStor
 
 
 def test_an_unknown_source_is_refused_before_anything_is_stored(store: SqlStore) -> None:
-    def no_prober(_cluster: ClusterSpec) -> object:
-        raise AssertionError("nothing is measured")
-
-    service = TuningService(store, no_prober)
     with pytest.raises(UnknownNameError, match=r"source.*'nobody'.*mlops"):
-        service.submit(MODEL, CLUSTER, WORKLOAD, history="nobody")
+        submit(store, tuning_of(MODEL, CLUSTER, WORKLOAD, history="nobody"))
     assert store.tunings() == []
-    assert service.submit(MODEL, CLUSTER, WORKLOAD, history="mlops").history == "mlops"
+    assert submit(store, tuning_of(MODEL, CLUSTER, WORKLOAD, history="mlops")).history == "mlops"
 
 
 def test_links_fill_gaps_and_never_take_the_place_of_own_ones() -> None:

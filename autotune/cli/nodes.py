@@ -1,63 +1,32 @@
-"""`autotune cancel` and `autotune nodes`, which ask a server; and the ranking of plans by one."""
+"""`autotune nodes` and `autotune keys`: what an administrator looks after, the nodes of a server and the API's keys."""
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from autotune.cli import options, output, remote
-from autotune.errors import InputError
+from autotune.cli import options, output
+from autotune.cli.asking import connect
 
-app = typer.Typer(
+if TYPE_CHECKING:
+    from autotune.specs import ApiKey
+
+nodes = typer.Typer(
     help="A fleet's nodes: list them, look at one, keep one out of use, forget a dead one.", no_args_is_help=True
 )
+keys = typer.Typer(help="API keys: make, list and revoke them.", no_args_is_help=True)
 
 NodeName = Annotated[str, typer.Argument(metavar="NODE", help="A node's name.")]
 
 
-def cancel(
-    tuning: options.TuningId,
-    force: Annotated[bool, typer.Option("--force", help="Whoever else wants it; needs the role admin.")] = False,
-    db: options.Database = None,
-    as_json: options.AsJson = False,
-) -> None:
-    """Take back a request for a tuning. A server's nodes are free within seconds, unless somebody else wants it too."""
-    data = _cancel_here(tuning, db) if remote.asked_server() is None else _cancel_there(tuning, force)
-    if as_json:
-        output.print_json(data)
-        return
-    ended = data["state"] == "cancelled"
-    words = (
-        "is cancelled" if ended else f"is {data['state']}: somebody else wants it still (--force of an admin ends it)"
-    )
-    output.console().print(f"Tuning {data['tuning']} {words}", soft_wrap=True)
-
-
-def _cancel_there(tuning: str, force: bool) -> dict[str, Any]:
-    with remote.connect() as client:
-        return client.cancel(tuning, force=force)
-
-
-def _cancel_here(tuning: str, db: str | None) -> dict[str, Any]:
-    from autotune.cli.database import open_to_write
-    from autotune.wiring import open_service
-
-    with open_to_write(db) as store:
-        found = store.tuning(tuning)
-        if found.pool:
-            raise InputError("tuning", found.id, "it is a fleet's: name its server with --server")
-        ended = open_service(store).cancel(found.id)
-    return {"tuning": ended.id, "state": ended.state.value}
-
-
-@app.command("list")
+@nodes.command("list")
 def list_nodes(
     pool: Annotated[str | None, typer.Option("--pool", metavar="CLUSTER", help="Of this cluster only.")] = None,
     as_json: options.AsJson = False,
 ) -> None:
     """Nodes: whether each may get jobs, and if not why; what holds it; when it was last heard of."""
-    with remote.connect() as client:
+    with connect() as client:
         rows = list(client.nodes(pool))
     if as_json:
         output.print_json({"nodes": rows})
@@ -76,10 +45,10 @@ def state_text(row: dict[str, Any]) -> str:
     return "unusable" if row["obstacle"] and row["state"] == "ready" else str(row["state"])
 
 
-@app.command("show")
+@nodes.command("show")
 def show_node(node: NodeName, as_json: options.AsJson = False) -> None:
     """One node, and the newest of what it did: failures by its fault, slow health probes, ranks that straggle."""
-    with remote.connect() as client:
+    with connect() as client:
         data = client.node(node)
     if as_json:
         output.print_json(data)
@@ -96,31 +65,31 @@ def show_node(node: NodeName, as_json: options.AsJson = False) -> None:
     output.console().print(incidents if data["incidents"] else "No incidents.")
 
 
-@app.command("quarantine")
+@nodes.command("quarantine")
 def quarantine(
     node: NodeName,
     reason: Annotated[str, typer.Option("--reason", metavar="TEXT", help="Shown to everybody who asks why.")],
     as_json: options.AsJson = False,
 ) -> None:
     """Give a node no more jobs until it is released. What runs on it goes on."""
-    with remote.connect() as client:
+    with connect() as client:
         _print_change(client.quarantine(node, reason), as_json=as_json)
 
 
-@app.command("release")
+@nodes.command("release")
 def release(node: NodeName, as_json: options.AsJson = False) -> None:
     """Let a node get jobs again."""
-    with remote.connect() as client:
+    with connect() as client:
         _print_change(client.release(node), as_json=as_json)
 
 
-@app.command("forget")
+@nodes.command("forget")
 def forget(node: NodeName, as_json: options.AsJson = False) -> None:
     """Take a dead node out of the list. What it measured stays, and a worker of its name brings it back.
 
     Refused while it lives (its worker was heard of in the last minute) or a job holds it.
     """
-    with remote.connect() as client:
+    with connect() as client:
         data = client.forget(node)
     if as_json:
         output.print_json(data)
@@ -136,32 +105,70 @@ def _print_change(data: dict[str, Any], *, as_json: bool) -> None:
         output.console().print(f"Node {data['node']} is {data['state']}{reason}", soft_wrap=True)
 
 
-def print_plans(model: str | None, cluster: str | None, asked: dict[str, Any], *, as_json: bool) -> None:
-    """The server's ranking of plans: with the profiles that it has."""
-    from autotune.catalog import smallest
+# ----------------------------------------------------------------------------------------------------
+# The API's keys, in this machine's database.
 
-    if cluster is None:
-        raise InputError("--cluster", None, "name one of the server's clusters: autotune --server URL cluster list")
-    query = {name: _several(value) for name, value in asked.items()}
-    with remote.connect() as client:
-        data = client.plans(model=model or smallest().name, cluster=cluster, **query)
+
+@keys.command()
+def create(
+    name: Annotated[str, typer.Argument(metavar="NAME", help="Whose key it is: the principal of his requests.")],
+    role: Annotated[
+        str, typer.Option("--role", metavar="read|submit|admin", help="What he may do; each includes those before it.")
+    ] = "submit",
+    expires_days: Annotated[
+        int | None, typer.Option("--expires-days", metavar="DAYS", help="Valid so long. Default: until it is revoked.")
+    ] = None,
+    db: options.Database = None,
+    as_json: options.AsJson = False,
+) -> None:
+    """Make a key. Its secret is printed once: the database keeps only a hash."""
+    from autotune.cli.database import open_to_change
+    from autotune.fleet.keys import create_key
+
+    with open_to_change(db) as store:
+        made = create_key(store, name, role, expires_days)
     if as_json:
-        output.print_json(data)
+        output.print_json({"key": made.key.to_data(), "secret": made.secret})
         return
-    table = output.table("", "<plan", "tokens/s/GPU", "step", "MFU", "peak memory", "<fits")
-    for each in data["plans"]:
-        found = each["estimate"]
-        table.add_row(
-            output.plan_text(each["plan"]), output.count_text(found["tokens_per_s_per_gpu"]),
-            output.seconds_text(found["step_time_s"]), output.percent_text(found["mfu"]),
-            output.bytes_text(found["peak_memory_bytes"]), "yes" if found["fits"] else "no",
-        )  # fmt: skip
     console = output.console()
-    console.print(f"Estimates from the {data['basis']} for {data['model']} on {data['cluster']}", soft_wrap=True)
-    console.print(table)
-    console.print(f"{data['legal']:,} legal plans, {data['fitting']:,} estimated to fit")
+    console.print(f"Key {made.key.id} of {made.key.name}, {made.key.role.value}, {_until(made.key)}. Shown only now:")
+    console.print(made.secret, soft_wrap=True)
 
 
-def _several(value: Any) -> Any:
-    """A comma-separated option as the repeated parameter that the server takes."""
-    return [item.strip() for item in value.split(",") if item.strip()] if isinstance(value, str) else value
+@keys.command("list")
+def list_keys(db: options.Database = None, as_json: options.AsJson = False) -> None:
+    """List all keys, without their secrets, which nobody has."""
+    from autotune.cli.database import open_to_read
+
+    with open_to_read(db) as store:
+        found = store.keys()
+    if as_json:
+        output.print_json({"keys": [key.to_data() for key in found]})
+        return
+    table = output.table("", "<key", "<name", "<role", "<created (UTC)", "<valid")
+    for key in found:
+        table.add_row(key.id, key.name, key.role.value, f"{key.created_at:%Y-%m-%d %H:%M}", _until(key))
+    output.console().print(table if found else "There is no API key yet: autotune keys create NAME")
+
+
+@keys.command()
+def revoke(
+    key: Annotated[str, typer.Argument(metavar="KEY", help="A key's id, as `autotune keys list` shows it.")],
+    db: options.Database = None,
+    as_json: options.AsJson = False,
+) -> None:
+    """Revoke a key for good. Running servers take it for two more seconds at most."""
+    from autotune.cli.database import open_to_change
+
+    with open_to_change(db) as store:
+        revoked = store.revoke_key(key)
+    if as_json:
+        output.print_json(revoked.to_data())
+    else:
+        output.console().print(f"Key {revoked.id} of {revoked.name} is revoked")
+
+
+def _until(key: ApiKey) -> str:
+    if key.revoked_at is not None:
+        return f"revoked {key.revoked_at:%Y-%m-%d %H:%M} UTC"
+    return "until it is revoked" if key.expires_at is None else f"until {key.expires_at:%Y-%m-%d %H:%M} UTC"
