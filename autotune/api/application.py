@@ -12,7 +12,7 @@ from anyio.to_thread import current_default_thread_limiter
 from fastapi import FastAPI
 from fastapi.routing import APIRoute
 
-from autotune.api import best, catalog, fleet, operation, plans, tunings
+from autotune.api import catalog, fleet, operation, plans, tunings
 from autotune.api.access import Gate
 from autotune.api.metrics import Liveness, Metrics
 from autotune.api.openapi import document
@@ -75,7 +75,7 @@ def create_app(
         redirect_slashes=False,
         lifespan=_few_threads,
     )
-    for each in (tunings, best, plans, catalog, fleet):
+    for each in (tunings, plans, catalog, fleet):
         app.router.routes.extend(each.router.routes)
     app.router.routes.extend([*operation.keys.routes, *operation.router.routes])
     for route in app.router.routes:

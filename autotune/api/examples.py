@@ -74,7 +74,6 @@ PROBLEMS: dict[int, dict[str, Any]] = {
     503: _problem(503, "database", "Service Unavailable", "the database cannot be used at the moment"),
 }  # fmt: skip
 
-# ----------------------------------------------------------------------------------------------------
 # Examples of good answers, by their shapes, for the OpenAPI document. Tests hold each against its schema.
 
 _TIME = "2026-05-04T03:02:01.123456+00:00"
@@ -262,7 +261,6 @@ EVENT = {
     "data": f'{{"at":"{_TIME}","data":{{"message":"","state":"queued"}},"id":7,"kind":"state","tuning_id":"{_ID}"}}',
 }
 
-# ----------------------------------------------------------------------------------------------------
 # Links of the OpenAPI document: what else can be asked with a value of an answer, and of which operation.
 
 Links = Mapping[str, Any]

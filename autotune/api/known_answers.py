@@ -1,4 +1,4 @@
-"""The shapes of answers about what is known, for the OpenAPI document."""
+"""The shapes of answers about what is known, for the OpenAPI document: best plans, and what was measured."""
 
 from __future__ import annotations
 
@@ -6,7 +6,17 @@ from datetime import datetime
 from typing import Literal
 
 from autotune.api.answers import BestAnswer, Launch, Miss, RunnerUp
-from autotune.specs import CollectiveOp, Estimate, LayerPart, NearEntry, Plan, Spec, Workload
+from autotune.specs import (
+    CollectiveOp,
+    CollectiveReading,
+    Estimate,
+    LayerPart,
+    LayerReading,
+    NearEntry,
+    Plan,
+    Spec,
+    Workload,
+)
 
 
 class KnownRunnerUp(RunnerUp):
@@ -126,3 +136,64 @@ class KnownAnswer(Spec):
     settle: Settlement | None
     tuning: BestAnswer | None
     launch: Launch | None
+
+
+class Measured(Spec):
+    """Where a measurement is from: the probe or trial, its log, and the environment."""
+
+    id: int
+    probe_run_id: str | None
+    tuning_id: str | None
+    measured_at: datetime | None
+    log_path: str | None
+    cluster_key: str
+    fingerprint_key: str
+    hostname: str
+    device_name: str
+    device_count: int
+    driver: str
+    runtime: str
+    collective_library: str
+    torch: str
+
+
+class CollectiveMeasurement(Measured, CollectiveReading):
+    """One size of a sweep of a collective operation."""
+
+
+class LayerMeasurement(Measured, LayerReading):
+    """One part of a model at one shape."""
+
+    model_key: str
+    workload_key: str
+
+
+class StepMeasurement(Measured):
+    """Steps of training under a plan: means over them, of the traced one, and peaks of the worst rank."""
+
+    trial_id: str | None
+    plan_key: str | None
+    tokens_per_s_per_gpu: float
+    interval_low_tokens_per_s_per_gpu: float
+    interval_high_tokens_per_s_per_gpu: float
+    repeats: int
+    step_time_s: float
+    steady: bool
+    traced_step_s: float | None
+    t_calc_s: float | None
+    t_comm_s: float | None
+    t_comm_exposed_s: float | None
+    mu: float | None
+    mfu: float | None
+    peak_allocated_bytes: int
+    peak_reserved_bytes: int
+    memory_source: str
+    pruned: bool
+    setup_s: float
+
+
+class MeasurementPage(Spec):
+    """Measurements of one kind with their provenance, by id."""
+
+    measurements: list[CollectiveMeasurement] | list[LayerMeasurement] | list[StepMeasurement]
+    next: str | None

@@ -41,6 +41,9 @@ _TEXT = r"^[^\x00-\x1f\x7f]+$"
 _SEEN = r"^[^\x00-\x1f\x7f]*[^\s\x00-\x1f\x7f][^\x00-\x1f\x7f]*$"
 """Text that is not only spaces."""
 
+Text = Annotated[str | None, Query(min_length=1, max_length=200, pattern=_TEXT)]
+"""For a parameter that may be absent."""
+
 ModelName = Annotated[
     str,
     Query(min_length=1, max_length=200, pattern=_TEXT, description="A preset or stored model.", examples=["llama3-8b"]),
@@ -203,15 +206,7 @@ def _stored(find: Callable[[str], ModelSpec], name: str, what: str, also: list[s
 T = TypeVar("T")
 DEFAULT_LIMIT, MAX_LIMIT = 50, 200
 Limit = Annotated[int, Query(ge=1, le=MAX_LIMIT, description="Items of a page at most.")]
-After = Annotated[
-    str | None,
-    Query(
-        min_length=1,
-        max_length=200,
-        pattern=r"^[^\x00-\x1f\x7f]+$",
-        description="The page after this item: take it from `next` of the page before.",
-    ),
-]
+After = Annotated[Text, Query(description="The page after this item: take it from `next` of the page before.")]
 AfterNumber = Annotated[int | None, Query(ge=0, le=2**53, description="The page after the item with this number.")]
 
 

@@ -80,6 +80,8 @@ class Edge:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
+        if scope["method"] == "HEAD":  # answered as GET is; the server leaves the body out
+            scope = {**scope, "method": "GET"}
         started, status = time.perf_counter(), 0
 
         async def send_on(message: Message) -> None:

@@ -22,6 +22,7 @@ from autotune.api.requests import (
     AfterNumber,
     Limit,
     PathId,
+    Text,
     TuningBody,
     TuningRequest,
     find_cluster,
@@ -100,9 +101,7 @@ def list_tunings(
     limit: Limit = DEFAULT_LIMIT,
     after: After = None,
     state: Annotated[TuningState | None, Query(description="Only tunings in this state.")] = None,
-    principal: Annotated[
-        str | None, Query(min_length=1, max_length=200, pattern=r"^[^\x00-\x1f\x7f]+$", description="Only theirs.")
-    ] = None,
+    principal: Annotated[Text, Query(description="Only theirs.")] = None,
 ) -> Json:
     """List tunings, newest first, each with its best plan so far."""
     parts = parts_of(request)

@@ -6,10 +6,10 @@ so that a command has one way to print it, and scripts need not know who was ask
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from contextlib import AbstractContextManager, closing, nullcontext
+from collections.abc import Sequence
+from contextlib import closing, nullcontext
 from contextvars import ContextVar
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from autotune.cli import output
 from autotune.cli.database import is_there, open_to_read, open_to_write, stored_clusters, stored_models, stored_profile
@@ -72,67 +72,36 @@ def connect() -> closing[Client]:
     return closing(Client(url, read_settings().api_key))
 
 
-class Answers(Protocol):
-    """What both a server and this machine can be asked, in the shapes of /openapi.json (autotune.client.Client)."""
-
-    def tuning(self, tuning_id: str) -> Data:
-        """One tuning: its request, state, trials, best plan and explanation."""
-
-    def tunings(self, *, limit: int) -> Iterable[Data]:
-        """The newest tunings, newest first."""
-
-    def cancel(self, tuning_id: str, *, force: bool) -> Data:
-        """Takes back a request for a tuning."""
-
-    def best(self, **query: str | int | None) -> Data:
-        """The best plan of a tuning, or what is known for a model, a cluster and a workload."""
-
-    def known(self, *, limit: int, before: int | None, **query: str | int | bool | None) -> Iterable[Data]:
-        """Best-known entries older than the entry `before`, newest first."""
-
-    def plans(self, **query: object) -> Data:
-        """The ranking of the legal plans by estimate; of a dimension of the space a list of values, or None for all."""
-
-    def models(self) -> Iterable[Data]:
-        """Presets and stored models, by name."""
-
-    def put_model(self, model: ModelSpec) -> Data:
-        """Stores a model."""
-
-    def clusters(self) -> Iterable[Data]:
-        """Stored clusters, by name."""
-
-    def put_cluster(self, cluster: ClusterSpec) -> Data:
-        """Stores a cluster."""
-
-
-def ask(db: str | None) -> AbstractContextManager[Answers]:
+def ask(db: str | None) -> closing[Client] | nullcontext[Here]:
     """The server where one is named, else this machine's database."""
     return nullcontext(Here(db)) if asked_server(db) is None else connect()
 
 
 class Here:
-    """This machine answers, from the database that --db names. Files, too, name models and clusters here."""
+    """This machine, asked as a server is (autotune.client.Client), and answering the same from the database of --db.
+
+    Files, too, name models and clusters here.
+    """
 
     def __init__(self, db: str | None) -> None:
         self._db = db
 
     def tuning(self, tuning_id: str) -> Data:
-        """See Answers."""
+        """One tuning: its request, state, trials, best plan and explanation."""
         from autotune.tuning.report import tuning_answer
 
         with open_to_read(self._db) as store:
             return tuning_answer(store, store.tuning(tuning_id))
 
     def tunings(self, *, limit: int) -> Sequence[Data]:
-        """See Answers."""
+        """The newest tunings, newest first."""
         from autotune.tuning.report import tuning_row
 
         with open_to_read(self._db) as store:
             return [tuning_row(tuning, store.trials(tuning.id)) for tuning in store.tunings(limit)]
 
     def cancel(self, tuning_id: str, *, force: bool) -> Data:
-        """See Answers. Nobody else can want what runs here, so that `force` changes nothing."""
+        """Takes back a request. Nobody else can want what runs here, so that `force` changes nothing."""
         from autotune.fleet.local import cancel_here
         from autotune.tuning.report import submitted_answer
 
@@ -143,7 +112,7 @@ class Here:
             return submitted_answer(cancel_here(store, found.id), created=False)
 
     def best(self, **query: str | int | None) -> Data:
-        """See Answers. Without model and cluster of the tuning, by default the newest that measured something."""
+        """What is known for a question; without one the best plan of a tuning, by default the newest that has any."""
         if query["tuning"] is None and any(query[name] is not None for name in QUESTION):
             return self._known(self.inputs(query), _text(query["for"]))
         from autotune.tuning.report import best_answer, launch_data, newest_measured
@@ -170,14 +139,14 @@ class Here:
             return known_answer(found, None if fastest is None else best_answer(store, fastest), target)
 
     def known(self, *, limit: int, **query: Any) -> Sequence[Data]:
-        """See Answers."""
+        """Best-known entries, newest first."""
         from autotune.knowledge.answer import entry_data
 
         with open_to_read(self._db) as store:
             return [entry_data(entry) for entry in store.best_page(limit=limit, **query)]
 
     def plans(self, **query: Any) -> Data:
-        """See Answers."""
+        """The ranking of the legal plans by estimate; of a dimension a list of values, or None for all."""
         from autotune.search.offline import rank
         from autotune.search.space import require_bounded
         from autotune.specs import Space
@@ -195,25 +164,25 @@ class Here:
         return read_inputs(**{name: query[name] for name in QUESTION}, db=self._db)
 
     def models(self) -> Sequence[Data]:
-        """See Answers."""
+        """Presets and stored models, by name."""
         from autotune.catalog import model_entries
 
         return model_entries(stored_models(self._db))
 
     def put_model(self, model: ModelSpec) -> Data:
-        """See Answers."""
+        """Stores a model."""
 
         with open_to_write(self._db) as store:
             store.put_model(model)
         return model.to_data()
 
     def clusters(self) -> Sequence[Data]:
-        """See Answers."""
+        """Stored clusters, by name."""
 
         return [cluster.to_data() for cluster in stored_clusters(self._db)]
 
     def put_cluster(self, cluster: ClusterSpec) -> Data:
-        """See Answers. Raises StoreConflictError for a pool's name and other hardware."""
+        """Stores a cluster. Raises StoreConflictError for the name of a pool of other hardware."""
         from autotune.fleet.service import require_no_pool
 
         with open_to_write(self._db) as store:

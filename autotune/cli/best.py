@@ -8,6 +8,7 @@ import typer
 
 from autotune.cli import options, output
 from autotune.cli.asking import QUESTION, Here, ask, asked_server
+from autotune.cli.options import option
 from autotune.errors import InputError, MissingMeasurementError, NothingFitsError
 
 app = typer.Typer(help="Best-known plans: list them, with their history, and compare two.", no_args_is_help=True)
@@ -25,19 +26,17 @@ def best(
     dtype: options.DTypeName = None,
     tuning: Annotated[
         str | None,
-        typer.Option(
+        option(
             "--tuning",
-            metavar="TUNING",
-            help="A tuning's id. Default, without a model or cluster: the newest that measured something.",
+            "TUNING",
+            "A tuning's id. Default, without a model or cluster: the newest that measured something.",
         ),
     ] = None,
     target: Annotated[
-        str | None,
-        typer.Option("--for", metavar="TARGET", help="Give the plan as launch arguments: megatron, deepspeed, ..."),
+        str | None, option("--for", "TARGET", "Give the plan as launch arguments: megatron, deepspeed, ...")
     ] = None,
     settle: Annotated[
-        bool,
-        typer.Option("--settle", help="Where nothing is known exactly: run the probes and trials that settle it."),
+        bool, option("--settle", help="Where nothing is known exactly: run the probes and trials that settle it.")
     ] = False,
     db: options.Database = None,
     as_json: options.AsJson = False,
@@ -202,11 +201,9 @@ def _print_near(data: dict[str, Any]) -> None:
             soft_wrap=True,
         )
     if data["nearest"]:
-        table = output.table("Nearest known", "entry", "<differs in", "tokens/s/GPU", "distance")
-        for item in data["nearest"]:
-            speed = output.count_text(item["tokens_per_s_per_gpu"])
-            table.add_row(str(item["id"]), "; ".join(item["differs"]), speed, f"{item['distance']:.2f}")
-        console.print(table)
+        differs, distance = (lambda item: "; ".join(item["differs"])), (lambda item: f"{item['distance']:.2f}")
+        columns = ("entry", "id"), ("<differs in", differs), ("tokens/s/GPU", "tokens_per_s_per_gpu")
+        console.print(output.listing("Nearest known", data["nearest"], *columns, ("distance", distance)))
     else:
         console.print("Nothing near it is known either.")
     if carried is None:
@@ -231,18 +228,15 @@ def _print_near(data: dict[str, Any]) -> None:
 
 @app.command("list")
 def known_list(
-    model: Annotated[str | None, typer.Option("--model", metavar="NAME", help="Of this model only.")] = None,
-    cluster: Annotated[str | None, typer.Option("--cluster", metavar="NAME", help="On this cluster only.")] = None,
-    device: Annotated[str | None, typer.Option("--device", metavar="GPU", help="On this device only.")] = None,
-    source: Annotated[
-        str | None, typer.Option("--source", metavar="SOURCE", help="`measured`, or the name of an import.")
-    ] = None,
-    history: Annotated[bool, typer.Option("--history", help="Entries that were superseded, too.")] = False,
+    model: Annotated[str | None, option("--model", "NAME", "Of this model only.")] = None,
+    cluster: Annotated[str | None, option("--cluster", "NAME", "On this cluster only.")] = None,
+    device: Annotated[str | None, option("--device", "GPU", "On this device only.")] = None,
+    source: Annotated[str | None, option("--source", "SOURCE", "`measured`, or the name of an import.")] = None,
+    history: Annotated[bool, option("--history", help="Entries that were superseded, too.")] = False,
     before: Annotated[
-        int | None,
-        typer.Option("--before", min=1, max=options.MAX_ID, metavar="ENTRY", help="Entries older than this."),
+        int | None, option("--before", "ENTRY", min=1, max=options.MAX_ID, help="Entries older than this.")
     ] = None,
-    limit: Annotated[int, typer.Option("--limit", min=1, max=1_000_000, help="Entries at most, newest first.")] = 50,
+    limit: Annotated[int, option("--limit", min=1, max=1_000_000, help="Entries at most, newest first.")] = 50,
     db: options.Database = None,
     as_json: options.AsJson = False,
 ) -> None:
@@ -250,23 +244,13 @@ def known_list(
     names = {"model": model, "cluster": cluster, "device": device, "source": source}
     with ask(db) as answers:
         entries = list(answers.known(limit=limit, before=before, history=history, **names))
-    if as_json:
-        output.print_json({"entries": entries})
-        return
-    table = output.table(
-        "", "entry", "<model", "<cluster", "seq", "batch", "<plan", "tokens/s/GPU", "runs", "<source",
-        "<measured (UTC)",
-        *(["<superseded (UTC)"] if history else []),
+    ended: tuple[output.Column, ...] = (("<superseded (UTC)", "superseded_at"),) if history else ()
+    output.tell_list(
+        "entries", entries, ("entry", "id"), ("<model", "model"), ("<cluster", "cluster"), ("seq", "workload.seq_len"),
+        ("batch", "workload.global_batch"), ("<plan", "plan"), ("tokens/s/GPU", "tokens_per_s_per_gpu"),
+        ("runs", "repeats"), ("<source", "source"), ("<measured (UTC)", "measured_at"), *ended,
+        empty="Nothing is known yet: autotune tune", as_json=as_json,
     )  # fmt: skip
-    for entry in entries:
-        ended = output.moment_text(entry["superseded_at"]) if entry["superseded_at"] else ""
-        table.add_row(
-            str(entry["id"]), entry["model"], entry["cluster"], str(entry["workload"]["seq_len"]),
-            str(entry["workload"]["global_batch"]), output.plan_text(entry["plan"]),
-            output.count_text(entry["tokens_per_s_per_gpu"]), str(entry["repeats"]), entry["source"],
-            output.moment_text(entry["measured_at"]), *([ended] if history else []),
-        )  # fmt: skip
-    output.console().print(table if entries else "Nothing is known yet: autotune tune")
 
 
 @app.command("compare")
@@ -285,11 +269,8 @@ def known_compare(
     with open_to_read(db) as store:
         first, second = store.best_entry(one), store.best_entry(other)
         data: dict[str, Any] = compared(store, first, second)
-    if as_json:
-        output.print_json({"one": entry_data(first), "other": entry_data(second), **data})
-        return
-    table = output.table("", "<what", f"<entry {one}", f"<entry {other}")
-    for row in data["differs"]:
-        table.add_row(row["name"], row["one"], row["other"])
-    output.console().print(table)
-    output.console().print(data["verdict"], soft_wrap=True)
+    answer = {"one": entry_data(first), "other": entry_data(second), **data}
+    columns = ("<what", "name"), (f"<entry {one}", "one"), (f"<entry {other}", "other")
+    output.tell(answer, lambda: output.console().print(output.listing("", data["differs"], *columns)), as_json=as_json)
+    if not as_json:
+        output.console().print(data["verdict"], soft_wrap=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -11,12 +12,11 @@ from autotune.cli import options, output
 from autotune.cli.asking import ask
 from autotune.cli.database import open_to_write
 from autotune.cli.inputs import read_cluster, read_model
+from autotune.cli.options import option
 from autotune.errors import InputError, StoreError, UnknownNameError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
-
-    from autotune.catalog import GpuEntry
 
 MAX_MEMORY_GIB = 2**33  # bytes of more than 63 bits are no memory
 
@@ -38,15 +38,12 @@ def list_models(db: options.Database = None, as_json: options.AsJson = False) ->
     """List the presets, and the models stored in the database."""
     with ask(db) as answers:
         found = list(answers.models())
-    if as_json:
-        output.print_json({"models": found})
-        return
-    table = output.table("", "<model", "layers", "hidden", "heads", "kv heads", "ffn", "experts", "vocab", "<origin")
-    for each in found:
-        counts = (each["layers"], each["hidden"], each["heads"], each["kv_heads"], each["expert_ffn"] or each["ffn"])
-        experts = f"{each['top_k']} of {each['experts']}" if each["experts"] else "-"
-        table.add_row(each["name"], *map(str, counts), experts, str(each["vocab"]), each["origin"])
-    output.console().print(table)
+    output.tell_list(
+        "models", found, ("<model", "name"), ("layers", "layers"), ("hidden", "hidden"), ("heads", "heads"),
+        ("kv heads", "kv_heads"), ("ffn", lambda each: str(each["expert_ffn"] or each["ffn"])),
+        ("experts", lambda each: f"{each['top_k']} of {each['experts']}" if each["experts"] else "-"),
+        ("vocab", "vocab"), ("<origin", "origin"), empty="", as_json=as_json,
+    )  # fmt: skip
 
 
 @models.command("show")
@@ -62,7 +59,7 @@ def show_model(
 @models.command("import")
 def import_model(
     file: Annotated[Path, typer.Argument(metavar="FILE", help="A file of ours, or a Hugging Face config.json.")],
-    name: Annotated[str | None, typer.Option("--name", help="Store it under this name.")] = None,
+    name: Annotated[str | None, option("--name", help="Store it under this name.")] = None,
     db: options.Database = None,
     as_json: options.AsJson = False,
 ) -> None:
@@ -113,18 +110,16 @@ def list_clusters(db: options.Database = None, as_json: options.AsJson = False) 
     """List the clusters stored in the database."""
     with ask(db) as answers:
         found = list(answers.clusters())
-    if as_json:
-        output.print_json({"clusters": found})
-        return
-    table = output.table("", "<cluster", "nodes", "a node", "<device", "memory", "<in a node", "<between nodes")
-    for each in found:
-        device, links = each["device"], (each["intra"], each["inter"])
-        table.add_row(
-            each["name"], str(each["nodes"]), str(each["gpus_per_node"]), device["name"],
-            output.bytes_text(device["memory_bytes"]),
-            *(f"{link['name']} {output.rate_text(link['bytes_per_s'])}" if link else "-" for link in links),
-        )  # fmt: skip
-    output.console().print(table if found else "No cluster is stored yet: autotune cluster add FILE")
+    output.tell_list(
+        "clusters", found, ("<cluster", "name"), ("nodes", "nodes"), ("a node", "gpus_per_node"),
+        ("<device", "device.name"), ("memory", "device.memory_bytes"),
+        ("<in a node", lambda each: _link(each["intra"])), ("<between nodes", lambda each: _link(each["inter"])),
+        empty="No cluster is stored yet: autotune cluster add FILE", as_json=as_json,
+    )  # fmt: skip
+
+
+def _link(link: dict[str, Any] | None) -> str:
+    return "-" if link is None else f"{link['name']} {output.rate_text(link['bytes_per_s'])}"
 
 
 @clusters.command("show")
@@ -142,7 +137,7 @@ def show_cluster(
 @clusters.command("add")
 def add_cluster(
     cluster: Annotated[str, typer.Argument(metavar="CLUSTER", help="A file or GPU:NODESxGPUS_PER_NODE.")],
-    name: Annotated[str | None, typer.Option("--name", help="Store it under this name.")] = None,
+    name: Annotated[str | None, option("--name", help="Store it under this name.")] = None,
     db: options.Database = None,
     as_json: options.AsJson = False,
 ) -> None:
@@ -162,14 +157,10 @@ def add_cluster(
 
 @clusters.command()
 def discover(
-    ranks: Annotated[
-        int | None, typer.Option("--ranks", metavar="N", help="CPU ranks to describe as devices, without a GPU.")
-    ] = None,
-    memory_gib: Annotated[
-        float | None, typer.Option("--memory-gib", metavar="GIB", help="What one CPU rank may use.")
-    ] = None,
-    out: Annotated[Path | None, typer.Option("--out", metavar="FILE", help="Write the cluster file here.")] = None,
-    save: Annotated[bool, typer.Option("--save", help="Store it in the database.")] = False,
+    ranks: Annotated[int | None, option("--ranks", "N", "CPU ranks to describe as devices, without a GPU.")] = None,
+    memory_gib: Annotated[float | None, option("--memory-gib", "GIB", "What one CPU rank may use.")] = None,
+    out: Annotated[Path | None, option("--out", "FILE", "Write the cluster file here.")] = None,
+    save: Annotated[bool, option("--save", help="Store it in the database.")] = False,
     db: options.Database = None,
     as_json: options.AsJson = False,
 ) -> None:
@@ -195,35 +186,23 @@ def gpus(
     """List the known GPUs: dense peaks by dtype, memory, bandwidths."""
     from autotune.catalog import gpu as one_gpu
     from autotune.catalog import gpus as all_gpus
+    from autotune.specs import DType
 
     if gpu is not None:
         output.print_spec(one_gpu(gpu), as_json=as_json)
-    elif as_json:
-        output.print_json({"gpus": [entry.to_data() for entry in all_gpus()]})
-    else:
-        _print_gpus(all_gpus())
-
-
-def _print_gpus(entries: tuple[GpuEntry, ...]) -> None:
-    from autotune.specs import DType
-
-    table = output.table(
-        "Dense peaks in TFLOP/s; links: one direction, one device or NIC",
-        "<GPU", *(dtype.value for dtype in DType), "memory", "bandwidth", "<in a node", "", "<between nodes", "",
+        return
+    peaks = [(dtype.value, partial(_peak, dtype=dtype.value)) for dtype in DType]
+    output.tell_list(
+        "gpus", [entry.to_data() for entry in all_gpus()], ("<GPU", "name"), *peaks, ("memory", "memory_bytes"),
+        ("bandwidth", "memory_bytes_per_s"), ("<in a node", "intra.name"), ("", "intra.bytes_per_s"),
+        ("<between nodes", "inter.name"), ("", "inter.bytes_per_s"), empty="", as_json=as_json,
+        title="Dense peaks in TFLOP/s; links: one direction, one device or NIC",
     )  # fmt: skip
-    for entry in entries:
-        peaks = [entry.peak_flops_per_s.get(dtype) for dtype in DType]
-        table.add_row(
-            entry.name,
-            *("-" if peak is None else f"{peak / 1e12:.4g}" for peak in peaks),
-            output.bytes_text(entry.memory_bytes),
-            output.rate_text(entry.memory_bytes_per_s),
-            entry.intra.name,
-            output.rate_text(entry.intra.bytes_per_s),
-            entry.inter.name if entry.inter else "-",
-            output.rate_text(entry.inter.bytes_per_s) if entry.inter else "-",
-        )
-    output.console().print(table)
+
+
+def _peak(entry: dict[str, Any], dtype: str) -> str:
+    peak = entry["peak_flops_per_s"].get(dtype)
+    return "-" if peak is None else f"{peak / 1e12:.4g}"
 
 
 def schema(
@@ -251,7 +230,7 @@ def schema(
         "trial": specs.Trial,
     }
     if name is None:
-        output.print_json({"schemas": sorted(known)}) if as_json else output.console().print("\n".join(sorted(known)))
+        output.tell({"schemas": sorted(known)}, "\n".join(sorted(known)), as_json=as_json)
         return
     if name not in known:
         raise UnknownNameError("schema", name, known)

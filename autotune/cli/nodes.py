@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 
 from autotune.cli import options, output
 from autotune.cli.asking import connect
-
-if TYPE_CHECKING:
-    from autotune.specs import ApiKey
+from autotune.cli.options import option
 
 nodes = typer.Typer(
     help="A fleet's nodes: list them, look at one, keep one out of use, forget a dead one.", no_args_is_help=True
@@ -22,22 +20,18 @@ NodeName = Annotated[str, typer.Argument(metavar="NODE", help="A node's name.")]
 
 @nodes.command("list")
 def list_nodes(
-    pool: Annotated[str | None, typer.Option("--pool", metavar="CLUSTER", help="Of this cluster only.")] = None,
+    pool: Annotated[str | None, option("--pool", "CLUSTER", "Of this cluster only.")] = None,
     as_json: options.AsJson = False,
 ) -> None:
     """Nodes: whether each may get jobs, and if not why; what holds it; when it was last heard of."""
     with connect() as client:
         rows = list(client.nodes(pool))
-    if as_json:
-        output.print_json({"nodes": rows})
-        return
-    table = output.table("", "<node", "<cluster", "<device", "slots", "<state", "<why not", "<job", "heard of")
-    for row in rows:
-        table.add_row(
-            row["name"], row["pool"], row["device"]["name"], str(row["slots"]), state_text(row), row["obstacle"] or "-",
-            row["job"] or "-", f"{row['heartbeat_age_s']:.0f} s ago",
-        )  # fmt: skip
-    output.console().print(table if rows else "No node has registered yet: autotune worker")
+    output.tell_list(
+        "nodes", rows, ("<node", "name"), ("<cluster", "pool"), ("<device", "device.name"), ("slots", "slots"),
+        ("<state", state_text), ("<why not", "obstacle"), ("<job", "job"),
+        ("heard of", lambda row: f"{row['heartbeat_age_s']:.0f} s ago"),
+        empty="No node has registered yet: autotune worker", as_json=as_json,
+    )  # fmt: skip
 
 
 def state_text(row: dict[str, Any]) -> str:
@@ -50,25 +44,23 @@ def show_node(node: NodeName, as_json: options.AsJson = False) -> None:
     """One node, and the newest of what it did: failures by its fault, slow health probes, ranks that straggle."""
     with connect() as client:
         data = client.node(node)
-    if as_json:
-        output.print_json(data)
-        return
-    table = output.table(f"Node {node}", "<what", "<value")
+    output.tell(data, lambda: _print_node(data), as_json=as_json)
+
+
+def _print_node(data: dict[str, Any]) -> None:
+    node, incidents = data["node"] | {"state": state_text(data["node"])}, data["incidents"]
     shown = ("pool", "address", "topology", "slots", "state", "reason", "failures", "obstacle", "job", "world_id")
-    for name in shown:
-        value = state_text(data["node"]) if name == "state" else data["node"][name]
-        table.add_row(name.replace("_", " "), "-" if value in (None, "") else str(value))
-    output.console().print(table)
-    incidents = output.table("Incidents, newest first", "<at (UTC)", "<kind", "<what")
-    for item in data["incidents"]:
-        incidents.add_row(item["at"][:19].replace("T", " "), item["kind"], item["message"])
-    output.console().print(incidents if data["incidents"] else "No incidents.")
+    rows = {name.replace("_", " "): output.value_text(name, node[name]) for name in shown}
+    columns = ("<at (UTC)", lambda item: output.moment_text(item["at"], seconds=True)), ("<kind", "kind")
+    table = output.listing("Incidents, newest first", incidents, *columns, ("<what", "message"))
+    output.console().print(output.facts(f"Node {node['name']}", "value", rows))
+    output.console().print(table if incidents else "No incidents.")
 
 
 @nodes.command("quarantine")
 def quarantine(
     node: NodeName,
-    reason: Annotated[str, typer.Option("--reason", metavar="TEXT", help="Shown to everybody who asks why.")],
+    reason: Annotated[str, option("--reason", "TEXT", "Shown to everybody who asks why.")],
     as_json: options.AsJson = False,
 ) -> None:
     """Give a node no more jobs until it is released. What runs on it goes on."""
@@ -91,18 +83,12 @@ def forget(node: NodeName, as_json: options.AsJson = False) -> None:
     """
     with connect() as client:
         data = client.forget(node)
-    if as_json:
-        output.print_json(data)
-    else:
-        output.console().print(f"Node {data['node']} is forgotten", soft_wrap=True)
+    output.tell(data, f"Node {data['node']} is forgotten", as_json=as_json)
 
 
 def _print_change(data: dict[str, Any], *, as_json: bool) -> None:
-    if as_json:
-        output.print_json(data)
-    else:
-        reason = f": {data['reason']}" if data["reason"] else ""
-        output.console().print(f"Node {data['node']} is {data['state']}{reason}", soft_wrap=True)
+    reason = f": {data['reason']}" if data["reason"] else ""
+    output.tell(data, f"Node {data['node']} is {data['state']}{reason}", as_json=as_json)
 
 
 # ----------------------------------------------------------------------------------------------------
@@ -113,10 +99,10 @@ def _print_change(data: dict[str, Any], *, as_json: bool) -> None:
 def create(
     name: Annotated[str, typer.Argument(metavar="NAME", help="Whose key it is: the principal of his requests.")],
     role: Annotated[
-        str, typer.Option("--role", metavar="read|submit|admin", help="What he may do; each includes those before it.")
+        str, option("--role", "read|submit|admin", "What he may do; each includes those before it.")
     ] = "submit",
     expires_days: Annotated[
-        int | None, typer.Option("--expires-days", metavar="DAYS", help="Valid so long. Default: until it is revoked.")
+        int | None, option("--expires-days", "DAYS", "Valid so long. Default: until it is revoked.")
     ] = None,
     db: options.Database = None,
     as_json: options.AsJson = False,
@@ -127,12 +113,9 @@ def create(
 
     with open_to_change(db) as store:
         made = create_key(store, name, role, expires_days)
-    if as_json:
-        output.print_json({"key": made.key.to_data(), "secret": made.secret})
-        return
-    console = output.console()
-    console.print(f"Key {made.key.id} of {made.key.name}, {made.key.role.value}, {_until(made.key)}. Shown only now:")
-    console.print(made.secret, soft_wrap=True)
+    key = made.key.to_data()
+    told = f"Key {key['id']} of {name}, {role}, {_until(key)}. Shown only now:\n{made.secret}"
+    output.tell({"key": key, "secret": made.secret}, told, as_json=as_json)
 
 
 @keys.command("list")
@@ -141,14 +124,11 @@ def list_keys(db: options.Database = None, as_json: options.AsJson = False) -> N
     from autotune.cli.database import open_to_read
 
     with open_to_read(db) as store:
-        found = store.keys()
-    if as_json:
-        output.print_json({"keys": [key.to_data() for key in found]})
-        return
-    table = output.table("", "<key", "<name", "<role", "<created (UTC)", "<valid")
-    for key in found:
-        table.add_row(key.id, key.name, key.role.value, f"{key.created_at:%Y-%m-%d %H:%M}", _until(key))
-    output.console().print(table if found else "There is no API key yet: autotune keys create NAME")
+        found = [key.to_data() for key in store.keys()]  # noqa: SIM118 (no dictionary)
+    output.tell_list(
+        "keys", found, ("<key", "id"), ("<name", "name"), ("<role", "role"), ("<created (UTC)", "created_at"),
+        ("<valid", _until), empty="There is no API key yet: autotune keys create NAME", as_json=as_json,
+    )  # fmt: skip
 
 
 @keys.command()
@@ -162,13 +142,10 @@ def revoke(
 
     with open_to_change(db) as store:
         revoked = store.revoke_key(key)
-    if as_json:
-        output.print_json(revoked.to_data())
-    else:
-        output.console().print(f"Key {revoked.id} of {revoked.name} is revoked")
+    output.tell(revoked.to_data(), f"Key {revoked.id} of {revoked.name} is revoked", as_json=as_json)
 
 
-def _until(key: ApiKey) -> str:
-    if key.revoked_at is not None:
-        return f"revoked {key.revoked_at:%Y-%m-%d %H:%M} UTC"
-    return "until it is revoked" if key.expires_at is None else f"until {key.expires_at:%Y-%m-%d %H:%M} UTC"
+def _until(key: dict[str, Any]) -> str:
+    if key["revoked_at"]:
+        return f"revoked {output.moment_text(key['revoked_at'])} UTC"
+    return f"until {output.moment_text(key['expires_at'])} UTC" if key["expires_at"] else "until it is revoked"

@@ -13,17 +13,38 @@ from autotune.errors import AutotuneError, InputError, NothingFitsError
 PIPE_WIDTH = 160
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Callable, Iterable, Mapping, Sequence
 
     from rich.console import Console
     from rich.table import Table
 
     from autotune.specs import Spec
 
+    Row = Mapping[str, Any]
+    Column = tuple[str, str | Callable[[Any], str]]
+
 
 def print_json(data: object) -> None:
     """Prints one JSON document. Numbers that are not finite are a bug and raise ValueError."""
     sys.stdout.write(json.dumps(data, indent=2, allow_nan=False) + "\n")
+
+
+def tell(data: object, people: str | Callable[[], None], *, as_json: bool) -> None:
+    """An answer: as JSON, or as the sentence for people, or as what prints it for them."""
+    if as_json:
+        print_json(data)
+    elif isinstance(people, str):
+        console().print(people, soft_wrap=True)
+    else:
+        people()
+
+
+def tell_list(name: str, rows: Sequence[Row], *columns: Column, empty: str, as_json: bool, title: str = "") -> None:
+    """A list: as JSON, an object with the list under its name, or as a table; `empty` says what would fill it."""
+    if as_json:
+        print_json({name: rows})
+    else:
+        console().print(listing(title, rows, *columns) if rows else empty)
 
 
 def print_spec(spec: Spec, *, as_json: bool) -> None:
@@ -81,12 +102,51 @@ def table(title: str, *columns: str) -> Table:
     return result
 
 
+def listing(title: str, rows: Iterable[Row], *columns: Column) -> Table:
+    """A table of rows given as plain data.
+
+    Args:
+        title: above it, if not empty.
+        rows: an item a row.
+        columns: the heading (`table`) and where its value stands in a row: a name, a path such as `estimate.mfu`, or
+            what makes the text.
+    """
+    result = table(title, *(heading for heading, _ in columns))
+    for row in rows:
+        result.add_row(*(_at(row, place) if isinstance(place, str) else place(row) for _, place in columns))
+    return result
+
+
 def facts(title: str, column: str, rows: Mapping[str, str]) -> Table:
     """A table of names and what is said of each."""
     result = table(title, "<what", f"<{column}")
-    for name, value in rows.items():
-        result.add_row(name, value)
+    for row in rows.items():
+        result.add_row(*row)
     return result
+
+
+def _at(row: Row, path: str) -> str:
+    value: Any = row
+    for name in path.split("."):
+        value = None if value is None else value.get(name)
+    return value_text(path.rpartition(".")[2], value)
+
+
+def value_text(name: str, value: Any) -> str:
+    """A value of an answer for people: the unit stands in its name."""
+    if value is None or value == "":
+        return "-"
+    if isinstance(value, (str, bool)):
+        yes_or_no = ("yes" if value else "no") if isinstance(value, bool) else value
+        return moment_text(yes_or_no) if name.endswith("_at") else yes_or_no
+    if isinstance(value, list):
+        return " - ".join(count_text(item) for item in value)
+    if name == "plan":
+        return plan_text(value)
+    for ending, text in _TEXTS.items():
+        if name.endswith(ending):
+            return text(value)
+    return str(value) if isinstance(value, int) else count_text(value)
 
 
 def error_data(error: AutotuneError) -> dict[str, Any]:
@@ -105,13 +165,10 @@ def print_error(message: str) -> None:
     sys.stderr.write("error: " + " ".join(message.split()) + "\n")
 
 
-def print_misses(misses: Sequence[Mapping[str, object]]) -> None:
+def print_misses(misses: Sequence[Row]) -> None:
     """Plans that nearly fit and what would make each fit, on standard error."""
-    shown = table("Nearest misses (estimates)", "<plan", "needs", "has", "<would fit if")
-    for miss in misses:
-        sizes = [bytes_text(float(str(miss[key]))) for key in ("needs_bytes", "has_bytes")]
-        shown.add_row(str(miss["plan"]), *sizes, str(miss["would_fit_if"]))
-    error_console().print(shown)
+    columns = (("<plan", lambda miss: miss["plan"]), ("needs", "needs_bytes"), ("has", "has_bytes"))
+    error_console().print(listing("Nearest misses (estimates)", misses, *columns, ("<would fit if", "would_fit_if")))
 
 
 def plan_text(plan: dict[str, Any]) -> str:
@@ -167,6 +224,18 @@ def runs_text(count: int) -> str:
 def percent_text(share: float | None) -> str:
     """A share as per cent."""
     return "-" if share is None else f"{share:.1%}"
+
+
+_TEXTS: dict[str, Callable[[Any], str]] = {
+    "gpu_s": lambda value: f"{value:.0f}",
+    "gpu_s_spent": lambda value: f"{value:.0f}",
+    "bytes_per_s": rate_text,
+    "bytes": bytes_text,
+    "per_s": count_text,
+    "_s": seconds_text,
+    "mfu": percent_text,
+    "p_fits": percent_text,
+}
 
 
 def speed_text(figures: Mapping[str, Any], unit: str = "") -> str:

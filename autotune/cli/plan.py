@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Annotated, Any
 
-import typer
-
 from autotune.cli import options, output
 from autotune.cli.asking import ask, asked_server
 from autotune.cli.inputs import read_inputs, read_space
+from autotune.cli.options import option
 from autotune.cli.tunings import print_explanation
 from autotune.errors import IllegalPlanError, InputError, NothingFitsError
 
@@ -19,7 +18,7 @@ if TYPE_CHECKING:
 
     from autotune.cli.inputs import Inputs
     from autotune.explain.whatif import Setting
-    from autotune.imports.expected import ExpectedPlan, ExpectedRanking
+    from autotune.imports.expected import ExpectedRanking
     from autotune.search.space import Runtime
     from autotune.specs import Plan
 
@@ -40,14 +39,12 @@ def plan(
     recompute: options.RecomputeModes = None,
     sequence_parallel: options.SequenceParallel = None,
     schedule: options.Schedules = None,
-    top: Annotated[int, typer.Option("--top", min=1, max=10_000, metavar="N", help="Plans to list.")] = 10,
+    top: Annotated[int, option("--top", "N", min=1, max=10_000, help="Plans to list.")] = 10,
     explain: Annotated[
-        bool,
-        typer.Option("--explain", help="Say what limits the plan, what others lose against it, and what would help."),
+        bool, option("--explain", help="Say what limits the plan, what others lose against it, and what would help.")
     ] = False,
     scaling: Annotated[
-        bool,
-        typer.Option("--scaling", help="Instead: the best plan on fewer and more GPUs, and how many still pay."),
+        bool, option("--scaling", help="Instead: the best plan on fewer and more GPUs, and how many still pay.")
     ] = False,
     history: options.History = None,
     db: options.Database = None,
@@ -142,6 +139,7 @@ def _print_explained(setting: Setting, chosen: Plan | None, top: int, *, explain
     """Prints the ranking, or one plan as a ranking, whether it fits or not: that is the exit status."""
     import time
 
+    from autotune.explain.explanation import explained
     from autotune.search.offline import RankedPlan, Ranking, rank
     from autotune.tuning.report import ranking_data
 
@@ -157,7 +155,7 @@ def _print_explained(setting: Setting, chosen: Plan | None, top: int, *, explain
         one = (RankedPlan(plan=chosen, estimate=found),)
         ranking = Ranking(legal=1, fitting=int(found.fits), seconds=seconds, estimates_per_s=1 / seconds, plans=one)
     first = ranking.plans[0].plan
-    data = ranking_data(*question, ranking) | (_explanation_of(setting, first) if explain else {})
+    data = ranking_data(*question, ranking) | (explained(setting, first) if explain else {})
     if as_json:
         output.print_json(data)
         return 0 if ranking.fitting else NothingFitsError.exit_code
@@ -172,31 +170,12 @@ def _print_explained(setting: Setting, chosen: Plan | None, top: int, *, explain
     return 0 if ranking.fitting else NothingFitsError.exit_code
 
 
-def _explanation_of(setting: Setting, plan: Plan) -> dict[str, Any]:
-    """The explanation of a plan by estimate, and why it is not the best one where it is not."""
-    from autotune.cost.table import PlanTable
-    from autotune.explain.explanation import explain_setting, rejection
-
-    table = setting.plans()
-    if table.find(plan) is None:  # outside the space that the options leave
-        table = PlanTable.concat([table, PlanTable.of([plan])])
-    estimates = setting.estimates(table)
-    refused = rejection(plan, table, estimates)
-    return {
-        "explanation": explain_setting(setting, table, estimates, plan).to_data(),
-        "rejection": refused.to_data() if refused else None,
-    }
-
-
 def _print_ranking(data: dict[str, Any]) -> None:
-    table = output.table("", "<plan", "tokens/s/GPU", "step", "MFU", "peak memory", "<fits", "<largest losses")
-    for each in data["plans"]:
-        found = each["estimate"]
-        table.add_row(
-            output.plan_text(each["plan"]), output.count_text(found["tokens_per_s_per_gpu"]),
-            output.seconds_text(found["step_time_s"]), output.percent_text(found["mfu"]),
-            output.bytes_text(found["peak_memory_bytes"]), "yes" if found["fits"] else "no", _losses(found),
-        )  # fmt: skip
+    table = output.listing(
+        "", data["plans"], ("<plan", "plan"), ("tokens/s/GPU", "estimate.tokens_per_s_per_gpu"),
+        ("step", "estimate.step_time_s"), ("MFU", "estimate.mfu"), ("peak memory", "estimate.peak_memory_bytes"),
+        ("<fits", "estimate.fits"), ("<largest losses", lambda each: _losses(each["estimate"])),
+    )  # fmt: skip
     console = output.console()
     console.print(_heading(data), soft_wrap=True)
     console.print(table)
@@ -240,16 +219,13 @@ def _print_scaling(setting: Setting, *, as_json: bool) -> None:
         f"that fits; interval: {INTERVAL}. All figures are estimates.",
         soft_wrap=True,
     )
-    table = output.table(
-        "", "GPUs", "<best plan", "tokens/s/GPU", "E(N)", "90 %", "added GPUs", "<E(N)", "<largest loss"
-    )
-    for point in curve.points:
-        low, high = point.interval
-        table.add_row(
-            str(point.devices), point.plan.key, output.count_text(point.tokens_per_s_per_gpu),
-            f"{point.efficiency:.2f}", f"{low:.2f}-{high:.2f}", output.percent_text(point.marginal),
-            "#" * round(BAR * min(point.efficiency, MAX_BAR)), point.limit,
-        )  # fmt: skip
+    table = output.listing(
+        "", curve.to_data()["points"], ("GPUs", "devices"), ("<best plan", "plan"),
+        ("tokens/s/GPU", "tokens_per_s_per_gpu"), ("E(N)", lambda each: f"{each['efficiency']:.2f}"),
+        ("90 %", lambda each: "-".join(f"{value:.2f}" for value in each["interval"])),
+        ("added GPUs", lambda each: output.percent_text(each["marginal"])),
+        ("<E(N)", lambda each: "#" * round(BAR * min(each["efficiency"], MAX_BAR))), ("<largest loss", "limit"),
+    )  # fmt: skip
     console.print(table)
     if curve.left_out:
         console.print("No legal plan fits on " + ", ".join(str(devices) for devices in curve.left_out) + " GPUs.")
@@ -271,39 +247,28 @@ def _print_expected(
     from autotune.tuning.report import request_data
 
     ranking = _expected_ranking(setting, plan, source, db, limit)
-    if as_json:
-        output.print_json({
-            **request_data(setting.model, setting.cluster, setting.workload),
-            "history": {
-                "source": source, "runs": ranking.same, "lessons": ranking.transfers, "readings": ranking.readings,
-            },
-            "framework": ranking.framework,
-            "legal": ranking.legal,
-            "plans": [_expected_data(item) for item in ranking.plans],
-        })  # fmt: skip
-        return 0 if ranking.plans else NothingFitsError.exit_code
-    table = output.table("", "<plan", "expected tokens/s/GPU", "90 % interval", f"imported ({source})", "estimate",
-                         "peak memory", "P(fits)")  # fmt: skip
-    for item in ranking.plans:
-        known = item.imported
-        table.add_row(
-            item.plan.key,
-            output.count_text(item.tokens_per_s_per_gpu),
-            " - ".join(output.count_text(value) for value in item.interval),
-            "-" if known is None else f"{output.count_text(known.tokens_per_s_per_gpu)} ({known.repeats})",
-            output.count_text(item.estimate.tokens_per_s_per_gpu),
-            output.bytes_text(item.estimate.peak_memory_bytes),
-            output.percent_text(item.p_fits),
+    head = request_data(setting.model, setting.cluster, setting.workload)
+    data = head | ranking.to_data(source)
+
+    def people() -> None:
+        interval, imported = "expected_interval_tokens_per_s_per_gpu", "imported.tokens_per_s_per_gpu"
+        table = output.listing(
+            "", data["plans"], ("<plan", "plan"), ("expected tokens/s/GPU", "expected_tokens_per_s_per_gpu"),
+            ("90 % interval", interval), (f"imported ({source})", imported), ("runs", "imported.runs"),
+            ("estimate", "estimate.tokens_per_s_per_gpu"), ("peak memory", "estimate.peak_memory_bytes"),
+            ("P(fits)", "p_fits"),
+        )  # fmt: skip
+        console = output.console()
+        console.print(
+            f"Expected for {data['model']} on {data['cluster']} after {source}: {ranking.same} runs of this request, "
+            f"transfers on {ranking.transfers} plans of others, {ranking.readings} collective readings "
+            f"({ranking.framework})",
+            soft_wrap=True,
         )
-    console = output.console()
-    console.print(
-        f"Expected for {setting.model.name} on {setting.cluster.name} after {source}: {ranking.same} runs of this "
-        f"request, transfers on {ranking.transfers} plans of others, {ranking.readings} collective readings "
-        f"({ranking.framework})",
-        soft_wrap=True,
-    )
-    console.print(table)
-    console.print(f"{ranking.legal:,} legal plans; only the imported column was measured, by others")
+        console.print(table)
+        console.print(f"{ranking.legal:,} legal plans; only the imported column was measured, by others")
+
+    output.tell(data, people, as_json=as_json)
     return 0 if ranking.plans else NothingFitsError.exit_code
 
 
@@ -323,23 +288,6 @@ def _expected_ranking(setting: Setting, plan: Plan | None, source: str, db: str 
             runs=store.imported_runs(source), readings=lambda other: store.imported_readings(source, other.key),
             profile=setting.profile, limit=limit,
         )  # fmt: skip
-
-
-def _expected_data(item: ExpectedPlan) -> dict[str, Any]:
-    known = item.imported
-    imported = known and {
-        "tokens_per_s_per_gpu": known.tokens_per_s_per_gpu,
-        "interval_tokens_per_s_per_gpu": known.interval,
-        "runs": known.repeats,
-    }
-    return {
-        "plan": item.plan.to_data(),
-        "estimate": item.estimate.to_data(),
-        "expected_tokens_per_s_per_gpu": item.tokens_per_s_per_gpu,
-        "expected_interval_tokens_per_s_per_gpu": item.interval,
-        "p_fits": item.p_fits,
-        "imported": imported,
-    }
 
 
 # ----------------------------------------------------------------------------------------------------

@@ -9,18 +9,17 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from autotune.cli import options, output
+from autotune.cli.options import option
 from autotune.errors import InputError
 
 if TYPE_CHECKING:
-    from rich.table import Table
-
     from autotune.ports.store import OnProgress
-    from autotune.specs import ClusterSpec, Fingerprint, ProbeOutcome, ProbeProgress, ProbeRequest, StepReading
+    from autotune.specs import ClusterSpec, Fingerprint, ProbeOutcome, ProbeProgress, ProbeRequest
 
 app = typer.Typer(help="Run one probe on this machine.", no_args_is_help=True)
 
-Deadline = Annotated[float, typer.Option("--deadline-s", metavar="SECONDS", help="End each probe after this long.")]
-Iterations = Annotated[int, typer.Option("--iterations", min=1, help="Timed repeats of each reading.")]
+Deadline = Annotated[float, option("--deadline-s", "SECONDS", "End each probe after this long.")]
+Iterations = Annotated[int, option("--iterations", min=1, help="Timed repeats of each reading.")]
 DEADLINE_S = 300.0
 SIZES = "4KiB,64KiB,1MiB,16MiB"
 UNITS = {"B": 1, "KIB": 2**10, "MIB": 2**20, "GIB": 2**30, "KB": 10**3, "MB": 10**6, "GB": 10**9}
@@ -30,17 +29,11 @@ UNITS = {"B": 1, "KIB": 2**10, "MIB": 2**20, "GIB": 2**30, "KB": 10**3, "MB": 10
 def collective(
     op: Annotated[
         str | None,
-        typer.Option(
-            "--op",
-            metavar="OP",
-            help="all_reduce, all_gather, reduce_scatter, all_to_all or send_recv. Default: all of them.",
-        ),
+        option("--op", "OP", "all_reduce, all_gather, reduce_scatter, all_to_all or send_recv. Default: all of them."),
     ] = None,
-    group_size: Annotated[
-        int | None, typer.Option("--group-size", metavar="N", help="Ranks a group. Default: all.")
-    ] = None,
-    stride: Annotated[int, typer.Option("--stride", min=1, help="Distance of a group's ranks.")] = 1,
-    sizes: Annotated[str, typer.Option("--sizes", metavar="SIZES", help="Sizes of the full buffer.")] = SIZES,
+    group_size: Annotated[int | None, option("--group-size", "N", "Ranks a group. Default: all.")] = None,
+    stride: Annotated[int, option("--stride", min=1, help="Distance of a group's ranks.")] = 1,
+    sizes: Annotated[str, option("--sizes", "SIZES", "Sizes of the full buffer.")] = SIZES,
     iterations: Iterations = 7,
     cluster: options.Cluster = None,
     deadline_s: Deadline = DEADLINE_S,
@@ -73,13 +66,10 @@ def collective(
 @app.command()
 def layer(
     model: options.Model = None,
-    part: Annotated[
-        str | None,
-        typer.Option("--part", metavar="PART", help="layer, embedding or head. Default: all."),
-    ] = None,
-    tp: Annotated[int, typer.Option("--tp", min=1, help="Tensor parallel.")] = 1,
-    micro_batch: Annotated[int, typer.Option("--micro-batch", min=1, help="Sequences.")] = 1,
-    recompute: Annotated[str, typer.Option("--recompute", metavar="none|selective|full")] = "none",
+    part: Annotated[str | None, option("--part", "PART", "layer, embedding or head. Default: all.")] = None,
+    tp: Annotated[int, option("--tp", min=1, help="Tensor parallel.")] = 1,
+    micro_batch: Annotated[int, option("--micro-batch", min=1, help="Sequences.")] = 1,
+    recompute: Annotated[str, option("--recompute", metavar="none|selective|full")] = "none",
     sequence_parallel: Annotated[bool, typer.Option("--sequence-parallel")] = False,
     iterations: Iterations = 7,
     cluster: options.Cluster = None,
@@ -119,9 +109,9 @@ def step(
     seq_len: options.SeqLen = None,
     global_batch: options.GlobalBatch = None,
     dtype: options.DTypeName = None,
-    max_steps: Annotated[int, typer.Option("--max-steps", min=1, help="Timed steps at most.")] = 10,
-    seed: Annotated[int, typer.Option("--seed", help="Seed of weights and data.")] = 0,
-    cold: Annotated[bool, typer.Option("--cold", help="Start fresh ranks for it.")] = False,
+    max_steps: Annotated[int, option("--max-steps", min=1, help="Timed steps at most.")] = 10,
+    seed: Annotated[int, option("--seed", help="Seed of weights and data.")] = 0,
+    cold: Annotated[bool, option("--cold", help="Start fresh ranks for it.")] = False,
     deadline_s: Deadline = DEADLINE_S,
     db: options.Database = None,
     as_json: options.AsJson = False,
@@ -249,94 +239,57 @@ def _progress(what: str) -> Iterator[OnProgress]:
 def print_outcomes(cluster: ClusterSpec, requests: Sequence[ProbeRequest], outcomes: Sequence[ProbeOutcome]) -> None:
     """Tables of what was measured; failures with their cause and log."""
     from autotune.cli.tune_view import probe_text
+    from autotune.specs import CollectiveReading, LayerReading, StepReading
 
     console = output.console()
     readings = [reading for outcome in outcomes for reading in outcome.readings]
-    for render in (_collective_table, _layer_table, _step_table):
-        found = render(readings, cluster)
-        if found is not None:
-            console.print(found)
+    collectives, layers, steps = (
+        [reading.to_data() for reading in readings if isinstance(reading, kind)]
+        for kind in (CollectiveReading, LayerReading, StepReading)
+    )
+    if collectives:
+        title = f"Collectives on {cluster.name} (median of the slowest rank; 10th and 90th percentile)"
+        console.print(output.listing(title, collectives, *_COLLECTIVE))
+    if layers:
+        title = f"Layers on {cluster.name} (medians; memory: {layers[0]['memory_source']})"
+        console.print(output.listing(title, layers, *_LAYER))
+    for step in steps:
+        console.print(output.facts(f"Training steps on {cluster.name}", "measured", _step_figures(step)))
     for request, outcome in zip(requests, outcomes, strict=True):
         failure = outcome.failure
         if failure is not None:
             where = "" if failure.rank is None else f" on rank {failure.rank}"
             console.print(
-                f"{probe_text(request.to_data())}: failed, {failure.kind.value}{where}: {failure.message}"
-                f" (log: {failure.log_path})",
+                f"{probe_text(request.to_data())}: failed, {failure.kind.value}{where}: {failure.message} "
+                f"(log: {failure.log_path})"
             )
     console.print(f"{sum(outcome.gpu_s for outcome in outcomes):.1f} GPU-seconds spent")
 
 
-def _collective_table(readings: Sequence[object], cluster: ClusterSpec) -> Table | None:
-    from autotune.specs import CollectiveReading
-
-    rows = [reading for reading in readings if isinstance(reading, CollectiveReading)]
-    if not rows:
-        return None
-    table = output.table(
-        f"Collectives on {cluster.name} (median of the slowest rank; 10th and 90th percentile)",
-        "<op", "group", "stride", "size", "time", "p10", "p90", "algbw", "busbw",
-    )  # fmt: skip
-    for row in rows:
-        times = (row.time_s, row.time_p10_s, row.time_p90_s)
-        table.add_row(
-            row.op.value, str(row.group_size), str(row.stride), output.bytes_text(row.size_bytes),
-            *map(output.seconds_text, times),
-            output.rate_text(row.algbw_bytes_per_s), output.rate_text(row.busbw_bytes_per_s),
-        )  # fmt: skip
-    return table
+_COLLECTIVE = (
+    ("<op", "op"), ("group", "group_size"), ("stride", "stride"), ("size", "size_bytes"), ("time", "time_s"),
+    ("p10", "time_p10_s"), ("p90", "time_p90_s"), ("algbw", "algbw_bytes_per_s"), ("busbw", "busbw_bytes_per_s"),
+)  # fmt: skip
+_LAYER = (
+    ("<part", "part"), ("tp", "tp"), ("micro-batch", "micro_batch"), ("<recompute", "recompute"),
+    ("forward", "forward_s"), ("computing", "forward_calc_s"), ("backward", "backward_s"),
+    ("computing", "backward_calc_s"), ("saved", "saved_bytes"), ("peak", "peak_bytes"),
+    ("parameters", "parameter_bytes"),
+)  # fmt: skip
 
 
-def _layer_table(readings: Sequence[object], cluster: ClusterSpec) -> Table | None:
-    from autotune.specs import LayerReading
-
-    rows = [reading for reading in readings if isinstance(reading, LayerReading)]
-    if not rows:
-        return None
-    table = output.table(
-        f"Layers on {cluster.name} (medians; memory: {rows[0].memory_source})",
-        "<part", "tp", "micro-batch", "<recompute", "forward", "computing", "backward", "computing",
-        "saved", "peak", "parameters",
-    )  # fmt: skip
-    for row in rows:
-        times = (row.forward_s, row.forward_calc_s, row.backward_s, row.backward_calc_s)
-        sizes = (row.saved_bytes, row.peak_bytes, row.parameter_bytes)
-        table.add_row(
-            row.part.value, str(row.tp), str(row.micro_batch), row.recompute.value,
-            *map(output.seconds_text, times), *map(output.bytes_text, sizes),
-        )  # fmt: skip
-    return table
-
-
-def _step_table(readings: Sequence[object], cluster: ClusterSpec) -> Table | None:
-    from autotune.specs import StepReading
-
-    rows = [reading for reading in readings if isinstance(reading, StepReading)]
-    if not rows:
-        return None
-    table = output.table(f"Training steps on {cluster.name}", "<figure", "<measured")
-    for row in rows:
-        for name, value in _step_figures(row):
-            table.add_row(name, value)
-    return table
-
-
-def _step_figures(row: StepReading) -> list[tuple[str, str]]:
-    low, high = row.interval_tokens_per_s_per_gpu
-    steady = "steady" if row.steady else "not steady yet"
-    return [
-        (
-            "tokens/s/GPU",
-            f"{output.count_text(row.tokens_per_s_per_gpu)} "
-            f"(95 % interval {output.count_text(low)} to {output.count_text(high)})",
-        ),
-        ("step time", f"{output.seconds_text(row.step_time_s)} over {len(row.step_times_s)} steps, {steady}"),
-        ("T_calc", output.seconds_text(row.t_calc_s)),
-        ("T_comm", f"{output.seconds_text(row.t_comm_s)}, {output.seconds_text(row.t_comm_exposed_s)} exposed"),
-        ("mu = T_comm / T_calc", output.count_text(row.mu)),
-        ("MFU", output.percent_text(row.mfu)),
-        ("peak memory of a rank", f"{output.bytes_text(row.peak_allocated_bytes)} ({row.memory_source})"),
-        ("reserved", output.bytes_text(row.peak_reserved_bytes)),
-        ("loss", f"{row.losses[0]:.4f} -> {row.losses[-1]:.4f}" if row.losses else "-"),
-        ("set-up", output.seconds_text(row.setup_s)),
-    ]
+def _step_figures(row: dict[str, Any]) -> dict[str, str]:
+    low, high = (output.count_text(value) for value in row["interval_tokens_per_s_per_gpu"])
+    steady, losses, seconds = "steady" if row["steady"] else "not steady yet", row["losses"], output.seconds_text
+    return {
+        "tokens/s/GPU": f"{output.count_text(row['tokens_per_s_per_gpu'])} (95 % interval {low} to {high})",
+        "step time": f"{seconds(row['step_time_s'])} over {len(row['step_times_s'])} steps, {steady}",
+        "T_calc": seconds(row["t_calc_s"]),
+        "T_comm": f"{seconds(row['t_comm_s'])}, {seconds(row['t_comm_exposed_s'])} exposed",
+        "mu = T_comm / T_calc": output.count_text(row["mu"]),
+        "MFU": output.percent_text(row["mfu"]),
+        "peak memory of a rank": f"{output.bytes_text(row['peak_allocated_bytes'])} ({row['memory_source']})",
+        "reserved": output.bytes_text(row["peak_reserved_bytes"]),
+        "loss": f"{losses[0]:.4f} -> {losses[-1]:.4f}" if losses else "-",
+        "set-up": seconds(row["setup_s"]),
+    }

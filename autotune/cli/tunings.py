@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Annotated, Any
 
-import typer
-
 from autotune.cli import options, output
 from autotune.cli.asking import ask
+from autotune.cli.options import option
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -21,49 +20,36 @@ def show(tuning: options.TuningId, db: options.Database = None, as_json: options
     """One tuning: its request, where it stands, and every trial, measured beside estimated."""
     with ask(db) as answers:
         data = answers.tuning(tuning)
-    output.print_json(data) if as_json else print_tuning(data)
+    output.tell(data, lambda: print_tuning(data), as_json=as_json)
 
 
 def history(
-    limit: Annotated[int, typer.Option("--limit", min=1, max=1_000_000, help="Tunings at most, newest first.")] = 20,
+    limit: Annotated[int, option("--limit", min=1, max=1_000_000, help="Tunings at most, newest first.")] = 20,
     db: options.Database = None,
     as_json: options.AsJson = False,
 ) -> None:
     """The newest tunings and the best plan of each."""
     with ask(db) as answers:
         rows = list(answers.tunings(limit=limit))
-    if as_json:
-        output.print_json({"tunings": rows})
-        return
-    table = output.table(
-        "", "<tuning", "<created (UTC)", "<model", "<cluster", "<state", "trials", "GPU-s", "<best plan", "tokens/s/GPU"
-    )
-    for row in rows:
-        table.add_row(
-            row["tuning"], output.moment_text(row["created_at"]), row["model"], row["cluster"], row["state"],
-            str(row["trials"]), f"{row['gpu_s_spent']:.0f}",
-            output.plan_text(row["plan"]) if row["plan"] else "-", output.count_text(row["tokens_per_s_per_gpu"]),
-        )  # fmt: skip
-    output.console().print(table if rows else "Nothing was tuned yet: autotune tune")
+    output.tell_list(
+        "tunings", rows, ("<tuning", "tuning"), ("<created (UTC)", "created_at"), ("<model", "model"),
+        ("<cluster", "cluster"), ("<state", "state"), ("trials", "trials"), ("GPU-s", "gpu_s_spent"),
+        ("<best plan", "plan"), ("tokens/s/GPU", "tokens_per_s_per_gpu"),
+        empty="Nothing was tuned yet: autotune tune", as_json=as_json,
+    )  # fmt: skip
 
 
 def cancel(
     tuning: options.TuningId,
-    force: Annotated[bool, typer.Option("--force", help="Whoever else wants it; needs the role admin.")] = False,
+    force: Annotated[bool, option("--force", help="Whoever else wants it; needs the role admin.")] = False,
     db: options.Database = None,
     as_json: options.AsJson = False,
 ) -> None:
     """Take back a request for a tuning. A server's nodes are free within seconds, unless somebody else wants it too."""
     with ask(db) as answers:
         data = answers.cancel(tuning, force=force)
-    if as_json:
-        output.print_json(data)
-        return
-    ended = data["state"] == "cancelled"
-    words = (
-        "is cancelled" if ended else f"is {data['state']}: somebody else wants it still (--force of an admin ends it)"
-    )
-    output.console().print(f"Tuning {data['tuning']} {words}", soft_wrap=True)
+    still = "" if data["state"] == "cancelled" else ": somebody else wants it still (--force of an admin ends it)"
+    output.tell(data, f"Tuning {data['tuning']} is {data['state']}{still}", as_json=as_json)
 
 
 def print_tuning(data: dict[str, Any], *, rows: int | None = None, again: str = "") -> None:
@@ -109,25 +95,17 @@ def print_tuning(data: dict[str, Any], *, rows: int | None = None, again: str = 
 
 def trial_table(trials: list[dict[str, Any]], rows: int | None = None) -> Table:
     """Trials, measured beside estimated: the fastest first, then what was stopped early, what failed last."""
-    table = output.table(
-        "Trials (measured | estimated)",
-        "#", "<plan", "<state", "tokens/s/GPU", "est.", "step", "est.", "T_calc", "T_comm", "exposed", "mu",
-        "peak mem", "est.",
+    return output.listing(
+        "Trials (measured | estimated)", sorted(trials, key=_order)[:rows], ("#", "number"), ("<plan", "plan"),
+        ("<state", lambda row: row["failure"]["kind"] if row["failure"] else row["state"]),
+        ("tokens/s/GPU", "tokens_per_s_per_gpu"), ("est.", "estimate.tokens_per_s_per_gpu"),
+        ("step", "step_time_s"), ("est.", "estimate.step_time_s"), ("T_calc", "t_calc_s"), ("T_comm", "t_comm_s"),
+        ("exposed", "t_comm_exposed_s"), ("mu", "mu"), ("peak mem", "peak_allocated_bytes"),
+        ("est.", "estimate.peak_memory_bytes"),
     )  # fmt: skip
-    for row in sorted(trials, key=_order)[:rows]:
-        told, failure, seconds = row["estimate"] or {}, row["failure"], output.seconds_text
-        table.add_row(
-            str(row["number"]), output.plan_text(row["plan"]), failure["kind"] if failure else row["state"],
-            output.count_text(row["tokens_per_s_per_gpu"]), output.count_text(told.get("tokens_per_s_per_gpu")),
-            seconds(row["step_time_s"]), seconds(told.get("step_time_s")),
-            *(seconds(row[name]) for name in ("t_calc_s", "t_comm_s", "t_comm_exposed_s")),
-            output.count_text(row["mu"]), output.bytes_text(row["peak_allocated_bytes"]),
-            output.bytes_text(told.get("peak_memory_bytes")),
-        )  # fmt: skip
-    return table
 
 
-def _order(row: dict[str, Any]) -> tuple[int, float]:
+def _order(row: output.Row) -> tuple[int, float]:
     return {"complete": 0, "pruned": 1}.get(row["state"], 2), -(row["tokens_per_s_per_gpu"] or 0.0)
 
 

@@ -13,8 +13,11 @@ from autotune.specs import Plan, Recompute, Schedule, Workload
 IntColumn = npt.NDArray[np.int32]
 CodeColumn = npt.NDArray[np.int8]
 BoolColumn = npt.NDArray[np.bool_]
-FloatColumn = npt.NDArray[np.float64]
 IndexColumn = npt.NDArray[np.intp]
+Floats = npt.NDArray[np.float64]
+"""Of any shape; a column has one for each row."""
+
+FloatColumn = Floats
 RECOMPUTES = (Recompute.NONE, Recompute.SELECTIVE, Recompute.FULL)
 """The meaning of the `recompute` codes, by position."""
 

@@ -11,9 +11,11 @@ from typing import Any
 
 import numpy as np
 
+from autotune.cost.table import Floats
 from autotune.explain.losses import PART_WORDS, largest_parts
 from autotune.explain.whatif import Setting
-from autotune.search.physics import PARAMETERS, Floats, behaviour, prior_covariance
+from autotune.search.core import NINETY_PERCENT
+from autotune.search.physics import PARAMETERS, behaviour, prior_covariance
 from autotune.specs import ClusterSpec, Plan
 
 MAX_FACTOR = 64
@@ -21,9 +23,6 @@ MAX_FACTOR = 64
 
 MIN_MARGINAL = 0.5
 """More GPUs pay while the added ones contribute at least this share of what a GPU of the smallest cluster does."""
-
-HALF_WIDTH_SD = 1.645
-"""A 90 % interval of a normal distribution."""
 
 CRITERION = (
     f"more GPUs pay while those added by a step of the table contribute at least {MIN_MARGINAL:.0%} of what a GPU "
@@ -199,7 +198,7 @@ def _placed(point: ScalePoint, before: Sequence[ScalePoint], slopes: Floats, cov
     efficiency = point.tokens_per_s_per_gpu / first.tokens_per_s_per_gpu
     sd = float(np.sqrt(slopes @ covariance @ slopes))
     added = point.devices * point.tokens_per_s_per_gpu - last.devices * last.tokens_per_s_per_gpu
-    spread = float(np.exp(HALF_WIDTH_SD * sd))
+    spread = float(np.exp(NINETY_PERCENT * sd))
     return replace(
         point,
         efficiency=efficiency,

@@ -16,7 +16,7 @@ from autotune.cost.framework import FRAMEWORKS, TORCH, Framework
 from autotune.cost.table import PlanTable
 from autotune.errors import MissingMeasurementError
 from autotune.search.posterior import TransferObservation
-from autotune.search.transfer import Shown, merged, transfers_of
+from autotune.search.transfer import Shown, alike, merged, transfers_of
 from autotune.specs import (
     ClusterSpec,
     CollectiveReading,
@@ -96,12 +96,6 @@ def with_links(profile: Profile | None, cluster: ClusterSpec, readings: Sequence
     own = {(link.op, link.group_size, link.stride) for link in profile.links}
     more = [link for link in fit_links(cluster, readings) if (link.op, link.group_size, link.stride) not in own]
     return profile.model_copy(update={"links": (*profile.links, *more)})
-
-
-def alike(one: ClusterSpec, other: ClusterSpec) -> bool:
-    """Whether two clusters have the same devices and links. The size of a node counts where both have several."""
-    same_nodes = one.gpus_per_node == other.gpus_per_node or 1 in {one.nodes, other.nodes}
-    return one.device == other.device and one.intra == other.intra and same_nodes
 
 
 def _request(run: ImportedRun) -> tuple[str, str, str]:

@@ -10,6 +10,7 @@ from typing import Any
 
 from autotune.ports.store import KnowledgeStore
 from autotune.specs import BestEntry, ClusterSpec, Fingerprint, ModelSpec, NearEntry, Workload
+from autotune.specs.knowledge import MEASURED
 
 # ----------------------------------------------------------------------------------------------------
 # Nearness: how far a known entry is from a question, and what differs.
@@ -78,7 +79,7 @@ def _near(entry: NearEntry, model_key: str, parameters: float, cluster: ClusterS
     if entry.gpus_per_node != cluster.gpus_per_node and min(entry.devices, cluster.devices) > 1:
         distance += OTHER_NODE_SIZE
         differs.append(f"{entry.gpus_per_node} GPUs a node instead of {cluster.gpus_per_node}")
-    if entry.source != "measured":
+    if entry.source != MEASURED:
         distance += IMPORTED
         differs.append(f"imported from {entry.source}")
     return Near(entry=entry, distance=distance, differs=tuple(differs))

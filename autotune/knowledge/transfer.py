@@ -18,7 +18,7 @@ from autotune.cost.estimate import estimate_table
 from autotune.cost.framework import TORCH, Framework
 from autotune.cost.table import PlanTable
 from autotune.search.core import NINETY_PERCENT, NOT_THE_PLANS_FAULT, Search
-from autotune.search.peaks import SAFE
+from autotune.search.peaks import MAY_FIT, SAFE
 from autotune.search.physics import PARAMETERS, behaviour
 from autotune.search.posterior import Posterior, TransferObservation
 from autotune.search.ranking import peak_memory_bytes
@@ -161,7 +161,7 @@ def carry(
     posterior = search.posterior()
     fits = posterior.p_fits >= SAFE
     if not fits.any():
-        fits = posterior.p_fits >= 0.5
+        fits = posterior.p_fits >= MAY_FIT
     if not fits.any():
         return None
     row = int(np.argmax(np.where(fits, posterior.log_mean, -np.inf)))

@@ -113,16 +113,16 @@ class TaskName(StrEnum):
     CANARY = "autotune.canary"
     SWEEP = "autotune.sweep"
     REGRESS = "autotune.regress"
-    CHECK = "autotune.check"
 
 
 _PAYLOADS: Mapping[TaskName, TypeAdapter[Any]] = {
-    TaskName.ADVANCE: TypeAdapter(Annotated[tuple[Id, ...], Field(min_length=1, max_length=MAX_TUNINGS)]),  # tunings
+    TaskName.ADVANCE: TypeAdapter(
+        Annotated[tuple[Id, ...], Field(min_length=1, max_length=MAX_TUNINGS)]
+    ),  # tunings, or a check's job
     TaskName.RUN: TypeAdapter(tuple[Id, Token]),  # job, the grant's token
     TaskName.CANARY: TypeAdapter(tuple[Id]),  # session
     TaskName.SWEEP: TypeAdapter(tuple[()]),
     TaskName.REGRESS: TypeAdapter(tuple[GpuSeconds | None]),  # budget
-    TaskName.CHECK: TypeAdapter(tuple[Id]),  # job that measured for it
 }
 
 

@@ -5,16 +5,14 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 from scipy.special import ndtr
 
+from autotune.cost.table import Floats
 from autotune.search.posterior import Posterior
 from autotune.specs import Budget
 
 # ----------------------------------------------------------------------------------------------------
 # Which plan to run next, and how much is still to be gained: expected gain x P(fits) per GPU-second.
-
-Floats = NDArray[np.float64]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

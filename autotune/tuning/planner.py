@@ -1,6 +1,6 @@
 """Planner: all that a tuning's steps follow from, rebuilt from the store at any time. It runs nothing itself.
 
-A process that measures on its own machine (tuning.campaign) and a fleet (tuning.fleet) take the same steps from it.
+A machine on its own (fleet.local) and a fleet (fleet.service) take the same steps from it.
 """
 
 from __future__ import annotations

@@ -20,9 +20,7 @@ from storage.database.columns import Base
 from storage.database.engine import Location, build_engine, connect_to_read, locate, translated, writer
 from storage.database.schema import HEAD, bring_up_to_date, require_known, stored_revision, upgrade_within
 
-# ----------------------------------------------------------------------------------------------------
-# Rows of all our tables, from one database to another of any kind.
-
+MANIFEST = "autotune_backup"
 ROWS_AT_ONCE = 1000
 
 
@@ -72,9 +70,6 @@ def _counters(connection: Connection) -> Iterator[TextClause]:
             if sequence is not None:
                 most = f'(SELECT max("{column.name}") FROM "{table.name}")'
                 yield text(f"SELECT setval('{sequence}', coalesce({most}, 1), {most} IS NOT NULL)")
-
-
-MANIFEST = "autotune_backup"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

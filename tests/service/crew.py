@@ -214,7 +214,7 @@ class Crew:
 
     def submit(self, nodes: int) -> Tuning:
         """A request to tune the smallest model on that many nodes."""
-        fleet = open_fleet(self.settings, self.store)
+        fleet = open_fleet(self.store, open_queue(self.settings))
         submission = submission_of(
             smallest(),
             pool_cluster(nodes),
