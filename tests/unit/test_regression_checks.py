@@ -23,7 +23,6 @@ from autotune.regression.protocol import (
     windows_of,
 )
 from autotune.regression.selection import retune_budget
-from autotune.regression.verdict import BASELINE_WINDOWS, REPEATS
 from autotune.regression.windows import Noise, Window
 from autotune.specs import (
     BestEntry,
@@ -59,7 +58,6 @@ from autotune.specs.regression import (
     VerdictKind,
     series_of,
 )
-from autotune.tuning.planner import PROBE_DEADLINE_S as DEADLINE_S
 from benchmarks.regression_machine import Machine, Noises
 
 MODEL = ModelSpec(
@@ -139,8 +137,8 @@ def cause(result: CheckResult) -> CauseKind:
 def test_the_first_check_is_a_baseline_of_several_windows(nights: Nights) -> None:
     result = nights.checks[0].result
     assert result is not None
-    assert len(result.windows) == BASELINE_WINDOWS
-    assert all(len(window.speeds[CheckRole.WINNER]) == REPEATS for window in result.windows)
+    assert len(result.windows) == 4
+    assert all(len(window.speeds[CheckRole.WINNER]) == 5 for window in result.windows)
     assert set(result.windows[0].speeds) == set(CheckRole)
 
 
@@ -298,7 +296,7 @@ def test_the_controls_are_those_that_the_cluster_and_plan_have() -> None:
 def test_steps_and_controls_are_interleaved_and_a_failure_is_measured_again() -> None:
     entry = entry_of()
     order = [role for role, _ in order_of(entry)]
-    assert order.count(CheckRole.WINNER) == REPEATS
+    assert order.count(CheckRole.WINNER) == 5
     assert order[0] is not CheckRole.WINNER
     assert order[-1] is not CheckRole.WINNER
     first = next_request(entry, [], again=True)
@@ -613,11 +611,11 @@ def test_a_challenger_needs_time_for_four_trials() -> None:
     assert retune_budget(ended(CheckResult(verdict=VerdictKind.WORSE)), entry_of(), None) is None
 
 
-@pytest.mark.parametrize(("tokens", "deadline"), [(800.0, DEADLINE_S), (8.0, 2400.0), (0.8, 3600.0)])
+@pytest.mark.parametrize(("tokens", "deadline"), [(800.0, 120.0), (8.0, 2400.0), (0.8, 3600.0)])
 def test_a_step_probe_may_take_three_hundred_steps_and_an_hour_at_most(tokens: float, deadline: float) -> None:
     entry = entry_of(tokens_per_s_per_gpu=tokens)
     assert deadline_s(entry, step_of(entry)) == pytest.approx(deadline)
-    assert deadline_s(entry, controls(entry)[CheckRole.KERNELS]) == DEADLINE_S
+    assert deadline_s(entry, controls(entry)[CheckRole.KERNELS]) == 120.0
 
 
 def test_an_entry_shows_what_was_measured_last_and_how_well_it_is_known() -> None:

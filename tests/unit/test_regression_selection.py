@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from autotune.regression.selection import expected_gpu_s, importance, select
-from autotune.regression.verdict import MIN_EFFECT, judge
+from autotune.regression.verdict import judge
 from autotune.regression.windows import Noise, Window, baseline_of, noise_of, noise_of_role
 from autotune.specs.regression import (
     Check,
@@ -233,7 +233,7 @@ def test_an_alarm_needs_two_windows() -> None:
 
 
 def test_a_change_too_small_to_matter_is_none() -> None:
-    assert judge(BASELINE, shifted(-0.5 * MIN_EFFECT, 3), noise_of([BASELINE])).kind is VerdictKind.UNCHANGED
+    assert judge(BASELINE, shifted(-0.005, 3), noise_of([BASELINE])).kind is VerdictKind.UNCHANGED
 
 
 def same(visit: str, by: float, count: int) -> list[Window]:
