@@ -13,7 +13,7 @@ from autotune.errors import AutotuneError, InputError, NothingFitsError
 PIPE_WIDTH = 160
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping, Sequence
+    from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 
     from rich.console import Console
     from rich.table import Table
@@ -117,10 +117,10 @@ def listing(title: str, rows: Iterable[Row], *columns: Column) -> Table:
     return result
 
 
-def print_cells(rows: Iterable[Mapping[str, str]], empty: str) -> None:
-    """A table of rows that name their own columns; `empty` where there is none."""
+def print_cells(rows: Iterable[Mapping[str, str]], empty: str, *, numbers: Collection[str]) -> None:
+    """A table of rows that name their own columns, of which those in `numbers` are numbers; `empty` without a row."""
     found = list(rows)
-    result = table("", *(found[0] if found else ()))
+    result = table("", *(name if name in numbers else f"<{name}" for name in (found[0] if found else ())))
     for row in found:
         result.add_row(*row.values())
     console().print(result if found else empty)

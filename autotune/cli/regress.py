@@ -13,7 +13,8 @@ import typer
 
 from autotune.cli import options, output
 from autotune.cli.options import option
-from autotune.cli.regress_report import (
+from autotune.errors import InputError
+from autotune.regression.report import (
     check_cells,
     check_data,
     explanations,
@@ -22,7 +23,6 @@ from autotune.cli.regress_report import (
     to_html,
     to_markdown,
 )
-from autotune.errors import InputError
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -37,6 +37,7 @@ if TYPE_CHECKING:
 app = typer.Typer(help="Nightly regression: do best-known plans still hold, and if not, why?", no_args_is_help=True)
 
 MAX_HISTORY = 1_000_000
+NUMBERS = frozenset({"entry", "incident", "throughput", "memory", "GPU-s"})
 
 
 @app.command()
@@ -185,7 +186,9 @@ def incidents(
     with open_to_read(db) as store:
         found = store.incidents_page(open_only=open_only, limit=limit)
     data = {"incidents": [incident.to_data() for incident in found]}
-    output.tell(data, lambda: output.print_cells(map(incident_cells, found), "No incident"), as_json=as_json)
+    output.tell(
+        data, lambda: output.print_cells(map(incident_cells, found), "No incident", numbers=NUMBERS), as_json=as_json
+    )
 
 
 @app.command()
@@ -203,14 +206,15 @@ def report(
         found = read_report(store)
     if html is not None:
         output.write_text(html, to_html(found))
-    if markdown is not None:
-        output.write_text(markdown, to_markdown(found, beside=markdown))
-    if html is None and markdown is None:
-        typer.echo(to_markdown(found, beside=None))
+    if markdown is not None or html is None:
+        text, plots = to_markdown(found, beside=markdown)
+        for file, drawn in plots.items():
+            output.write_text(file, drawn)
+        output.write_text(markdown, text) if markdown is not None else typer.echo(text)
 
 
 def _print_checks(checks: Sequence[Check], known: Mapping[int, BestEntry], empty: str) -> None:
-    output.print_cells((check_cells(check, known[check.entry_id]) for check in checks), empty)
+    output.print_cells((check_cells(check, known[check.entry_id]) for check in checks), empty, numbers=NUMBERS)
 
 
 def _require_budget(budget_gpu_s: float | None) -> None:

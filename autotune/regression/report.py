@@ -10,13 +10,12 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from autotune.cli import output
 from autotune.errors import InputError
 
 if TYPE_CHECKING:
+    from autotune.ports.regression import RegressionStore
     from autotune.specs import BestEntry
     from autotune.specs.regression import Check, CheckResult, Incident
-    from storage import SqlStore
 
 MAX_CHECKS, MAX_INCIDENTS = 400, 50
 COLOURS = {
@@ -65,15 +64,15 @@ def check_cells(check: Check, entry: BestEntry) -> dict[str, str]:
     memory = None if result is None else memory_change(result)
     return {
         "entry": str(check.entry_id),
-        "<model": entry.model.name,
-        "<cluster": entry.cluster.name,
-        "<plan": entry.plan.key,
-        "<checked (UTC)": f"{check.started_at:%Y-%m-%d %H:%M}",
-        "<verdict": result.verdict.value.replace("_", " ") if result else "-",
+        "model": entry.model.name,
+        "cluster": entry.cluster.name,
+        "plan": entry.plan.key,
+        "checked (UTC)": f"{check.started_at:%Y-%m-%d %H:%M}",
+        "verdict": result.verdict.value.replace("_", " ") if result else "-",
         "throughput": f"{result.effect:+.1%}" if result and compared else "-",
-        "<interval": "{:+.1%} to {:+.1%}".format(*result.interval) if result and compared else "-",
+        "interval": "{:+.1%} to {:+.1%}".format(*result.interval) if result and compared else "-",
         "memory": "-" if memory is None else f"{memory:+.1%}",
-        "<cause": cause_text(result) if result else "-",
+        "cause": cause_text(result) if result else "-",
         "GPU-s": f"{check.gpu_s:.0f}",
     }
 
@@ -83,11 +82,11 @@ def incident_cells(incident: Incident) -> dict[str, str]:
     recovered = incident.recovered_at
     return {
         "incident": str(incident.id),
-        "<opened (UTC)": f"{incident.opened_at:%Y-%m-%d %H:%M}",
-        "<recovered (UTC)": f"{recovered:%Y-%m-%d %H:%M}" if recovered else "open",
-        "<cause": incident.kind.value.replace("_", " "),
-        "<what": incident.message,
-        "<entries": ", ".join(map(str, incident.entries)),
+        "opened (UTC)": f"{incident.opened_at:%Y-%m-%d %H:%M}",
+        "recovered (UTC)": f"{recovered:%Y-%m-%d %H:%M}" if recovered else "open",
+        "cause": incident.kind.value.replace("_", " "),
+        "what": incident.message,
+        "entries": ", ".join(map(str, incident.entries)),
     }
 
 
@@ -141,7 +140,7 @@ class Report:
     incidents: Sequence[Incident]
 
 
-def read_report(store: SqlStore) -> Report:
+def read_report(store: RegressionStore) -> Report:
     """The report as of now."""
     from autotune.specs.regression import CheckState
 
@@ -162,8 +161,9 @@ def verdict_rows(report: Report) -> list[dict[str, str]]:
     return [{name: cell for name, cell in row.items() if name not in NOT_REPORTED} for row in rows]
 
 
-def to_markdown(report: Report, *, beside: Path | None) -> str:
-    """Markdown; plots are written as .svg files beside that file, or left out."""
+def to_markdown(report: Report, *, beside: Path | None) -> tuple[str, dict[Path, str]]:
+    """Markdown, and the plots that it shows as .svg files beside that file; without a file none."""
+    plots: dict[Path, str] = {}
     parts = [
         f"# Regression report, {report.at:%Y-%m-%d %H:%M} UTC",
         "",
@@ -178,11 +178,11 @@ def to_markdown(report: Report, *, beside: Path | None) -> str:
         ]
         if beside is not None:
             file = beside.with_name(f"{beside.stem}-entry-{story.entry.id}.svg")
-            output.write_text(file, plot(story))
+            plots[file] = plot(story)
             parts += ["", f"![history of entry {story.entry.id}]({file.name})"]
     if report.incidents:
         parts += ["", "## Incidents", "", *_markdown_table([incident_cells(item) for item in report.incidents])]
-    return "\n".join(parts) + "\n"
+    return "\n".join(parts) + "\n", plots
 
 
 def to_html(report: Report) -> str:
@@ -251,14 +251,8 @@ def plot(story: Story) -> str:
 def _markdown_table(rows: Sequence[dict[str, str]]) -> list[str]:
     if not rows:
         return [NOTHING]
-    headings = _headings(rows)
-    lines = [headings, ["---"] * len(headings), *(list(row.values()) for row in rows)]
+    lines = [list(rows[0]), ["---"] * len(rows[0]), *(list(row.values()) for row in rows)]
     return ["| " + " | ".join(_plain(cell).replace("|", "\\|") for cell in line) + " |" for line in lines]
-
-
-def _headings(rows: Sequence[dict[str, str]]) -> list[str]:
-    """The headings, without what aligns a table of the command line."""
-    return [name.removeprefix("<") for name in rows[0]]
 
 
 def _plain(text: str) -> str:
@@ -274,4 +268,4 @@ def _html_table(rows: Sequence[dict[str, str]]) -> str:
         return "<tr>" + "".join(f"<{tag}>{escaping.escape(cell)}</{tag}>" for cell in cells) + "</tr>"
 
     body = "\n".join(line(row.values(), "td") for row in rows)
-    return f'<div class="scroll"><table>\n{line(_headings(rows), "th")}\n{body}\n</table></div>'
+    return f'<div class="scroll"><table>\n{line(rows[0], "th")}\n{body}\n</table></div>'
