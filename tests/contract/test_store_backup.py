@@ -9,8 +9,8 @@ from pathlib import Path
 
 import optuna
 import pytest
+from databases import KINDS, Databases
 from schemas import REVISIONS_WITH_DATA, make_database
-from services import PostgresServer
 from sqlalchemy import text
 from store_records import (
     CLUSTER,
@@ -37,8 +37,14 @@ from storage.maintenance import check, stats
 from storage.schema import HEAD, VERSION_TABLE
 
 
-def fill(store: SqlStore) -> None:
+def fill(url: str) -> None:
     """Something in most tables, and a study of Optuna's."""
+    with open_store(url) as store:
+        fill_store(store)
+    ask_optuna(locate(url).url.render_as_string(hide_password=False))
+
+
+def fill_store(store: SqlStore) -> None:
     store.put_model(MODEL)
     store.put_cluster(CLUSTER)
     store.create_tuning(tuning())
@@ -58,7 +64,6 @@ def fill(store: SqlStore) -> None:
         tokens_per_s_per_gpu=5.0, interval_tokens_per_s_per_gpu=(4.0, 6.0),
     )  # fmt: skip
     store.save_import(batch, [run], [])
-    ask_optuna(store.study_url())
 
 
 def ask_optuna(url: str) -> int:
@@ -87,29 +92,29 @@ def content(url: str) -> dict[str, int]:
     return stats(url).rows
 
 
-@pytest.fixture(params=["sqlite", "postgresql"])
-def target(request: pytest.FixtureRequest, tmp_path: Path) -> str:
+@pytest.fixture(params=KINDS)
+def target(request: pytest.FixtureRequest, databases: Databases, tmp_path: Path) -> str:
     """Another database, which does not exist yet or is empty."""
-    if request.param == "sqlite":
-        return f"sqlite:///{tmp_path / 'restored.db'}"
-    server: PostgresServer = request.getfixturevalue("postgres")
-    return server.url(server.create_database())
+    return databases.empty(request.param, tmp_path)
 
 
 @pytest.fixture
-def saved(url: str, tmp_path: Path) -> Path:
+def filled_url(kind: str, databases: Databases, tmp_path: Path) -> str:
+    return databases.filled(kind, tmp_path, fill)
+
+
+@pytest.fixture
+def saved(filled_url: str, tmp_path: Path) -> Path:
     """A backup of a filled database."""
-    with open_store(url) as store:
-        fill(store)
     path = tmp_path / "saved.backup"
-    assert backup(url, path).schema == HEAD
+    assert backup(filled_url, path).schema == HEAD
     return path
 
 
 @pytest.fixture
-def small(tmp_path: Path) -> Path:
+def small(databases: Databases, tmp_path: Path) -> Path:
     """A backup of a SQLite database with a model."""
-    source = f"sqlite:///{tmp_path / 'source.db'}"
+    source = databases.filled("sqlite", tmp_path)
     with open_store(source) as store:
         store.put_model(MODEL)
     path = tmp_path / "small.backup"
@@ -117,8 +122,8 @@ def small(tmp_path: Path) -> Path:
     return path
 
 
-def test_everything_arrives_in_a_database_of_either_kind(url: str, target: str, saved: Path) -> None:
-    before = content(url)
+def test_everything_arrives_in_a_database_of_either_kind(filled_url: str, target: str, saved: Path) -> None:
+    before = content(filled_url)
     done = restore(target, saved)
     assert content(target) == before
     assert {name: done.rows[name] for name in before} == before
@@ -129,36 +134,33 @@ def test_everything_arrives_in_a_database_of_either_kind(url: str, target: str, 
         assert store.profile(CLUSTER.key) == profile(FINGERPRINT.key, 1.5)
 
 
-def test_a_backup_is_one_moment_of_a_database_in_use(url: str, tmp_path: Path) -> None:
-    with open_store(url) as store:
-        fill(store)
-        with store.writing() as session:  # somebody's transaction is open
-            session.execute(text("UPDATE models SET name = 'renamed'"))
-            backup(url, tmp_path / "saved.backup")
+def test_a_backup_is_one_moment_of_a_database_in_use(filled_url: str, tmp_path: Path) -> None:
+    with open_store(filled_url) as store, store.writing() as session:  # somebody's transaction is open
+        session.execute(text("UPDATE models SET name = 'renamed'"))
+        backup(filled_url, tmp_path / "saved.backup")
     restore(f"sqlite:///{tmp_path / 'restored.db'}", tmp_path / "saved.backup")
     content(f"sqlite:///{tmp_path / 'restored.db'}")
 
 
-def test_a_backup_replaces_no_file_unasked(url: str, saved: Path) -> None:
+def test_a_backup_replaces_no_file_unasked(filled_url: str, saved: Path) -> None:
     before = saved.read_bytes()
     with pytest.raises(InputError, match="the file exists"):
-        backup(url, saved)
+        backup(filled_url, saved)
     assert saved.read_bytes() == before
-    backup(url, saved, overwrite=True)
+    backup(filled_url, saved, overwrite=True)
     for bad in (saved.parent / "no" / "folder", saved.parent):
         with pytest.raises(InputError, match=r"a file that can be written|the file exists"):
-            backup(url, bad, overwrite=True)
+            backup(filled_url, bad, overwrite=True)
 
 
-def test_what_is_not_there_has_no_backup(url: str, tmp_path: Path) -> None:
+def test_what_is_not_there_has_no_backup(empty_url: str, tmp_path: Path) -> None:
     with pytest.raises(StoreError):
-        backup(url, tmp_path / "b")
+        backup(empty_url, tmp_path / "b")
     assert not (tmp_path / "b").exists()
 
 
 def test_a_database_that_holds_something_is_replaced_only_when_asked(target: str, small: Path) -> None:
-    with open_store(target) as store:
-        fill(store)
+    fill(target)
     before = content(target)
     with pytest.raises(StoreConflictError, match=r"is not empty; --overwrite replaces"):
         restore(target, small)
@@ -226,17 +228,15 @@ def test_half_a_backup_changes_nothing(small: Path, damage: Callable[[Path], Non
     assert not target.exists()
 
 
-def test_a_restore_that_fails_midway_changes_nothing(url: str, small: Path) -> None:
-    with open_store(url) as store:
-        fill(store)
-    before = content(url)
+def test_a_restore_that_fails_midway_changes_nothing(filled_url: str, small: Path) -> None:
+    before = content(filled_url)
     engine = build_engine(locate(f"sqlite:///{small}"), read_only=False)
     with engine.begin() as connection:  # whole as a file, but a moment in it cannot be read
         connection.exec_driver_sql("UPDATE models SET stored_at = 'yesterday'")
     engine.dispose()
     with pytest.raises(InputError, match="the backup holds what cannot be read"):
-        restore(url, small, overwrite=True)
-    assert content(url) == before
+        restore(filled_url, small, overwrite=True)
+    assert content(filled_url) == before
 
 
 def test_a_newer_backup_or_database_is_left_alone(target: str, small: Path) -> None:
@@ -259,11 +259,11 @@ def test_a_newer_backup_or_database_is_left_alone(target: str, small: Path) -> N
 
 @pytest.mark.parametrize("revision", REVISIONS_WITH_DATA)
 def test_an_older_database_is_backed_up_as_it_is_and_migrated_when_restored(
-    url: str, tmp_path: Path, revision: str
+    empty_url: str, tmp_path: Path, revision: str
 ) -> None:
-    make_database(url, revision)
+    make_database(empty_url, revision)
     target = f"sqlite:///{tmp_path / 'restored.db'}"
-    assert backup(url, tmp_path / "old").schema == revision
+    assert backup(empty_url, tmp_path / "old").schema == revision
     assert restore(target, tmp_path / "old").schema == HEAD
     with open_store(target) as store:
         assert store.model("tiny") == MODEL

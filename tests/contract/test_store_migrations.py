@@ -55,21 +55,21 @@ def test_earlier_schemas_have_data() -> None:
 
 
 @pytest.mark.parametrize("revision", REVISIONS_WITH_DATA)
-def test_every_row_of_every_table_is_kept(url: str, revision: str) -> None:
-    make_database(url, revision)
-    before = content(url)
+def test_every_row_of_every_table_is_kept(empty_url: str, revision: str) -> None:
+    make_database(empty_url, revision)
+    before = content(empty_url)
     assert all(before.values()), [name for name, rows in before.items() if not rows]
-    assert migrate(url).found == revision
-    after = content(url)
+    assert migrate(empty_url).found == revision
+    after = content(empty_url)
     for name, rows in before.items():
         assert [{key: row[key] for key in old} for old, row in zip(rows, after[name], strict=True)] == rows
-    assert check(url).sound
+    assert check(empty_url).sound
 
 
 @pytest.mark.parametrize("revision", REVISIONS_WITH_DATA)
-def test_what_earlier_releases_stored_is_read(url: str, revision: str) -> None:
-    make_database(url, revision)
-    with open_store(url) as store:
+def test_what_earlier_releases_stored_is_read(empty_url: str, revision: str) -> None:
+    make_database(empty_url, revision)
+    with open_store(empty_url) as store:
         assert store.model("tiny") == MODEL
         found = store.tuning("first-release")
         assert (found.cluster, found.workload, found.state) == (CLUSTER, WORKLOAD, TuningState.SEARCHING)
@@ -91,4 +91,4 @@ def test_what_earlier_releases_stored_is_read(url: str, revision: str) -> None:
             assert {check.id: check.result and check.result.verdict for check in store.checks()} == VERDICTS
             (incident,) = store.incidents_page(open_only=True)
             assert (incident.kind, len(store.due_alerts(store.now()))) == (CauseKind.LINK_ACROSS, 2)
-    assert migrate(url).found == HEAD
+    assert migrate(empty_url).found == HEAD

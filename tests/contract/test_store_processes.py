@@ -48,11 +48,11 @@ with store.writing() as session:
 )
 
 
-def test_processes_that_open_a_fresh_database_at_once_all_succeed(url: str) -> None:
-    run_together(OPEN_FRESH, url, 4)
-    with open_store(url, read_only=True) as store:
+def test_processes_that_open_a_fresh_database_at_once_all_succeed(empty_url: str) -> None:
+    run_together(OPEN_FRESH, empty_url, 4)
+    with open_store(empty_url, read_only=True) as store:
         assert list(store.models()) == [MODEL]
-    assert check(url).sound
+    assert check(empty_url).sound
 
 
 def test_of_two_processes_that_finish_a_trial_exactly_one_wins(store: SqlStore) -> None:

@@ -62,12 +62,18 @@ except StoreError as error:
 """
 
 
-@pytest.fixture
-def engine(url: str) -> Iterator[Engine]:
-    """An engine of our own kind over the empty database."""
+@contextmanager
+def engine_of(url: str) -> Iterator[Engine]:
+    """An engine of our own kind over a database."""
     made = build_engine(locate(url), read_only=False)
     yield made
     made.dispose()
+
+
+@pytest.fixture
+def empty(empty_url: str) -> Iterator[Engine]:
+    with engine_of(empty_url) as engine:
+        yield engine
 
 
 def execute(engine: Engine, *statements: str) -> None:
@@ -90,32 +96,32 @@ def test_migrations_lead_to_exactly_the_tables_of_the_code(store: SqlStore) -> N
         assert compare_metadata(context, Base.metadata) == []
 
 
-def test_opening_again_changes_nothing(url: str) -> None:
-    assert migrate(url).found is None
-    assert migrate(url).found == HEAD
+def test_opening_again_changes_nothing(empty_url: str) -> None:
+    assert migrate(empty_url).found is None
+    assert migrate(empty_url).found == HEAD
 
 
 @pytest.mark.parametrize("read_only", [False, True])
-def test_a_newer_schema_is_left_alone(url: str, engine: Engine, read_only: bool) -> None:
-    open_store(url).close()
-    execute(engine, f"UPDATE {VERSION_TABLE} SET version_num = '9999'")
-    with pytest.raises(StoreNewerError, match=r"'9999'.*upgrade autotune"):
-        open_store(url, read_only=read_only)
-    with engine.connect() as connection:
-        assert connection.execute(text(f"SELECT version_num FROM {VERSION_TABLE}")).scalar() == "9999"
+def test_a_newer_schema_is_left_alone(url: str, read_only: bool) -> None:
+    with engine_of(url) as engine:
+        execute(engine, f"UPDATE {VERSION_TABLE} SET version_num = '9999'")
+        with pytest.raises(StoreNewerError, match=r"'9999'.*upgrade autotune"):
+            open_store(url, read_only=read_only)
+        with engine.connect() as connection:
+            assert connection.execute(text(f"SELECT version_num FROM {VERSION_TABLE}")).scalar() == "9999"
 
 
-def test_reading_needs_our_schema_and_makes_nothing(url: str, engine: Engine) -> None:
-    if engine.dialect.name == "sqlite":
+def test_reading_needs_our_schema_and_makes_nothing(empty_url: str, empty: Engine) -> None:
+    if empty.dialect.name == "sqlite":
         with pytest.raises(StoreError, match="no such file"):
-            open_store(url, read_only=True)
-        assert not locate(url).path.exists()
-    execute(engine, "CREATE TABLE others (id INTEGER)")
+            open_store(empty_url, read_only=True)
+        assert not locate(empty_url).path.exists()
+    execute(empty, "CREATE TABLE others (id INTEGER)")
     with pytest.raises(StoreError, match="nothing of autotune"):
-        open_store(url, read_only=True)
-    execute(engine, f"CREATE TABLE {VERSION_TABLE} (version_num VARCHAR(32))")
+        open_store(empty_url, read_only=True)
+    execute(empty, f"CREATE TABLE {VERSION_TABLE} (version_num VARCHAR(32))")
     with pytest.raises(StoreError, match="nothing of autotune"):
-        open_store(url, read_only=True)
+        open_store(empty_url, read_only=True)
 
 
 def test_a_read_only_store_writes_nothing(url: str) -> None:
@@ -131,14 +137,14 @@ def test_a_read_only_store_writes_nothing(url: str) -> None:
         assert [each.name for each in path.parent.iterdir()] == [path.name]
 
 
-def test_a_foreign_table_of_our_name_stops_the_migration_whole(url: str, engine: Engine) -> None:
-    execute(engine, "CREATE TABLE tunings (id INTEGER)")
+def test_a_foreign_table_of_our_name_stops_the_migration_whole(empty_url: str, empty: Engine) -> None:
+    execute(empty, "CREATE TABLE tunings (id INTEGER)")
     with pytest.raises(StoreError, match=r"tunings.* already exists"):
-        open_store(url)
+        open_store(empty_url)
     with pytest.raises(StoreError, match="nothing of autotune"):
-        open_store(url, read_only=True)
-    with engine.connect() as connection:
-        assert not engine.dialect.has_table(connection, "models")
+        open_store(empty_url, read_only=True)
+    with empty.connect() as connection:
+        assert not empty.dialect.has_table(connection, "models")
 
 
 @contextmanager
@@ -151,23 +157,23 @@ def studies(url: str) -> Iterator[optuna.storages.RDBStorage]:
 
 
 @pytest.mark.parametrize("ours_first", [True, False])
-def test_optuna_lives_in_the_same_database(url: str, ours_first: bool) -> None:
+def test_optuna_lives_in_the_same_database(empty_url: str, ours_first: bool) -> None:
     optuna.logging.set_verbosity(optuna.logging.WARNING)
-    study_url = locate(url).url.render_as_string(hide_password=False)
+    study_url = locate(empty_url).url.render_as_string(hide_password=False)
     if ours_first:
-        with open_store(url) as store:
+        with open_store(empty_url) as store:
             assert store.study_url() == study_url
     with studies(study_url) as storage:
         study = optuna.create_study(storage=storage, study_name="tuning-1", direction="maximize")
         trial = study.ask()
         trial.suggest_int("tp", 1, 8)
         study.tell(trial, 2.5)
-    with open_store(url) as store:
+    with open_store(empty_url) as store:
         store.put_model(MODEL)
     with studies(study_url) as storage:
         assert optuna.load_study(study_name="tuning-1", storage=storage).best_value == 2.5
-    assert check(url).sound
-    assert stats(url).rows["models"] == 1
+    assert check(empty_url).sound
+    assert stats(empty_url).rows["models"] == 1
 
 
 @pytest.mark.parametrize(
