@@ -12,16 +12,16 @@ ELSEWHERE = "`autotune plan` ranks plans without any hardware"
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection
 
+    from autotune.fleet.finishing import Ending
+    from autotune.fleet.service import FleetService
+    from autotune.ports.store import Prober
+    from autotune.queue.sending import CeleryQueue
+    from autotune.regression.selection import Selection
     from autotune.specs import ClusterSpec, Job
-    from autotune.tuning.fleet.finishing import Ending
-    from autotune.tuning.fleet.service import FleetService
-    from autotune.tuning.ports import Prober
-    from autotune.tuning.regression.selection import Selection
     from autotune.tuning.service import TuningService
     from probes.inventory import NodeInventory
     from probes.launch import NodeRanks, WorldShare
     from storage import SqlStore
-    from workers.queue import CeleryQueue
 
 
 def open_store(url: str | None = None, *, read_only: bool = False) -> SqlStore:
@@ -85,22 +85,22 @@ def open_service(store: SqlStore) -> TuningService:
 
 def open_queue(settings: Settings) -> CeleryQueue:
     """What carries ids to the workers of a fleet. Connects when it first sends. Raises InputError for a bad URL."""
-    from workers.app import create_app
-    from workers.queue import CeleryQueue
+    from autotune.queue.app import create_app
+    from autotune.queue.sending import CeleryQueue
 
     return CeleryQueue(create_app(settings))
 
 
 def open_fleet(settings: Settings, store: SqlStore) -> FleetService:
     """The service of a fleet over a store and the settings' broker. Close it; the store stays open."""
-    from autotune.tuning.fleet.service import FleetService
+    from autotune.fleet.service import FleetService
 
     return FleetService(store, open_queue(settings), merge_reports)
 
 
 def merge_reports(job: Job) -> Ending:
     """What the reports of a job's members amount to."""
-    from autotune.tuning.fleet.finishing import Ending
+    from autotune.fleet.finishing import Ending
     from probes.launch.merging import blamed_node, merged_outcome
 
     outcome = merged_outcome(job.request, job.cluster, job.members)
@@ -110,10 +110,10 @@ def merge_reports(job: Job) -> Ending:
 def begin_regression(
     settings: Settings, store: SqlStore, *, budget_gpu_s: float | None, pools: Collection[str] | None = None
 ) -> Selection:
-    """Begins a fleet's checks of this night; see autotune.tuning.regression.fleet.start_regression."""
+    """Begins a fleet's checks of this night; see autotune.regression.fleet.start_regression."""
     from contextlib import closing
 
-    from autotune.tuning.regression.fleet import start_regression
+    from autotune.regression.fleet import start_regression
 
     with closing(open_queue(settings)) as queue:
         return start_regression(store, queue, budget_gpu_s=budget_gpu_s, pools=pools)
@@ -125,8 +125,8 @@ def regression_sweep(settings: Settings, store: SqlStore, fleet: FleetService) -
     Raises:
         InputError: alerts are set up half or wrongly.
     """
-    from autotune.alerts.delivery import deliver, senders_of
-    from autotune.tuning.regression.fleet import advance_regression
+    from autotune.regression.alerts import deliver, senders_of
+    from autotune.regression.fleet import advance_regression
 
     queue, senders = open_queue(settings), senders_of(settings)
 
@@ -139,8 +139,8 @@ def regression_sweep(settings: Settings, store: SqlStore, fleet: FleetService) -
 
 def regression_step(settings: Settings, store: SqlStore, fleet: FleetService) -> Callable[[str], None]:
     """What moves the check on that a job measured for: to be called when that has ended. Raises as the sweep does."""
-    from autotune.alerts.delivery import senders_of
-    from autotune.tuning.regression.fleet import advance_after
+    from autotune.regression.alerts import senders_of
+    from autotune.regression.fleet import advance_after
 
     queue, channels = open_queue(settings), tuple(senders_of(settings))
 

@@ -28,8 +28,8 @@ from typing import Any, TypeVar
 
 import psutil
 
+from autotune.fleet.eligibility import obstacle
 from autotune.specs.regression import Check, CheckState
-from autotune.tuning.fleet.eligibility import obstacle
 from benchmarks.regression_real import SLOWER_STEP
 from deploy.box import Box
 from storage import SqlStore, open_store

@@ -28,9 +28,9 @@ from crew import POOL, QUICK, Crew, pool_cluster, wait_for  # noqa: E402
 from load import Answered, Asked, ask_all, percentile_s, submission  # noqa: E402
 from private_fleet import private_fleet  # noqa: E402
 
+from autotune.fleet.keys import create_key  # noqa: E402
 from autotune.specs import Job, JobPurpose, JobState  # noqa: E402
-from autotune.tuning.keys import create_key  # noqa: E402
-from storage.fleet_rows import job_row  # noqa: E402
+from storage.fleet.rows import job_row  # noqa: E402
 
 CLIENTS, DISTINCT, TIMES, USERS = 50, 200, 5, 10
 ALONE, GRANTS = 100, 5

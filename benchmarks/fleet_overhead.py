@@ -28,8 +28,8 @@ from crew import Crew, pool_cluster  # noqa: E402
 from private_fleet import private_fleet  # noqa: E402
 
 from autotune.catalog import smallest  # noqa: E402
+from autotune.fleet.service import submission_of  # noqa: E402
 from autotune.specs import Budget, ClusterSpec, Job, JobPurpose, StepRequest, Workload  # noqa: E402
-from autotune.tuning.fleet.submissions import submission_of  # noqa: E402
 from autotune.wiring import merge_reports, open_fleet  # noqa: E402
 from probes.launch import LocalProber  # noqa: E402
 

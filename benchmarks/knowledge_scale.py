@@ -23,12 +23,11 @@ from sqlalchemy import insert, select, text
 from autotune.catalog import cluster_from_shorthand
 from autotune.catalog import model as preset
 from autotune.cost.parameters import total_parameters
+from autotune.knowledge.nearness import nearest
 from autotune.specs import BestEntry, ClusterSpec, DType, Fingerprint, ModelSpec, Plan, Workload
-from autotune.tuning.knowledge.nearness import nearest
 from storage import SqlStore, open_store
-from storage.knowledge import best_values
-from storage.knowledge_tables import BestRow, DocumentRow
-from storage.tables import CollectiveRow, ProbeRow
+from storage.knowledge import BestRow, DocumentRow, best_values
+from storage.tunings.tables import CollectiveRow, ProbeRow
 
 GPUS = ("a100-80gb-sxm", "h100-80gb-sxm", "h200-141gb-sxm", "b200-180gb-sxm")
 QUESTIONS = 2_000

@@ -27,8 +27,10 @@ os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [str(PROBES), os.environ
 
 from local_ranks import cpu_cluster  # noqa: E402
 
-from autotune.cost.pipeline import idle_1f1b  # noqa: E402
-from autotune.cost.schedule_simulation import simulated_s  # noqa: E402
+from autotune.cost.pipeline import (  # noqa: E402
+    idle_1f1b,
+    simulated_s,
+)
 from autotune.specs import Plan, Schedule  # noqa: E402
 from probes.launch import RankPool  # noqa: E402
 

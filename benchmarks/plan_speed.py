@@ -14,7 +14,7 @@ import time
 from autotune.catalog import cluster_from_shorthand, model
 from autotune.cost.estimate import estimate_table
 from autotune.cost.table import PlanTable
-from autotune.search.rank import rank
+from autotune.search.offline import rank
 from autotune.search.space import legal_plans
 from autotune.specs import ClusterSpec, ModelSpec, Workload
 

@@ -3,7 +3,7 @@
     python benchmarks/regression_rates.py measure noise.json   # real step probes of the tiny preset, a few minutes
     python benchmarks/regression_rates.py simulate noise.json  # thousands of checks with that noise
 
-`measure` takes windows as a check does (autotune.tuning.regression.protocol), in several visits with fresh ranks, and
+`measure` takes windows as a check does (autotune.regression.protocol), in several visits with fresh ranks, and
 writes every speed. `simulate` draws the measured windows again, and windows with noise of three stated sizes, normal
 and with heavier tails, and counts verdicts: of unchanged plans, and of plans that lost 5 % and 10 %.
 """
@@ -22,12 +22,12 @@ import numpy as np
 
 from autotune.catalog import smallest
 from autotune.catalog.workloads import workload
+from autotune.regression.protocol import measured, next_request, order_of, windows_of
+from autotune.regression.verdict import BASELINE_WINDOWS, REPEATS, judge
+from autotune.regression.windows import Noise, Window, noise_of
+from autotune.regression.windows import level as level_of
 from autotune.specs import BestEntry, ClusterSpec, Plan
 from autotune.specs.regression import CheckMeasurement, CheckRole, VerdictKind
-from autotune.tuning.regression.protocol import measured, next_request, order_of, windows_of
-from autotune.tuning.regression.verdict import BASELINE_WINDOWS, REPEATS, judge
-from autotune.tuning.regression.windows import Noise, Window, noise_of
-from autotune.tuning.regression.windows import level as level_of
 from probes.launch import LocalProber
 
 VISITS, WINDOWS = 8, 2
@@ -205,8 +205,8 @@ def row(name: str, tails: str, simulation: Simulation, *, visits: int, loss: flo
     share = [f"{kinds[kind] / CHECKS:.2%}" for kind in VerdictKind if kind is not VerdictKind.BASELINE]
     unchanged, better, worse, cannot = share
     windows = np.mean([count for _, count in found])
-    cells = [name, tails, str(visits), f"{loss:.0%}", unchanged, worse, better, cannot]
-    return "| " + " | ".join([*cells, f"{windows:.2f}", str(max(blocks))]) + " |"
+    csv_row = [name, tails, str(visits), f"{loss:.0%}", unchanged, worse, better, cannot]
+    return "| " + " | ".join([*csv_row, f"{windows:.2f}", str(max(blocks))]) + " |"
 
 
 if __name__ == "__main__":

@@ -20,9 +20,9 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from autotune.catalog import smallest
+from autotune.regression.local import LocalRegression
 from autotune.specs import BestEntry, ClusterSpec, DType, Plan, Workload
 from autotune.specs.regression import Check
-from autotune.tuning.regression.local import LocalRegression
 from probes.launch import LocalProber, Placement
 from storage import open_store
 

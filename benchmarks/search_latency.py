@@ -1,7 +1,7 @@
 """How long the search takes to choose a trial and to learn from one, over many candidates. Prints JSON.
 
 GPT-3 175B on 1,024 A100-80GB, every plan that some runtime could run, cut to the candidates that a search keeps. Ten
-trials are told, 0.70 to 0.78 times as fast as believed. `ask_s` chooses one trial: belief and acquisition over all
+trials are told, 0.70 to 0.78 times as fast as believed. `ask_s` chooses one trial: posterior and acquisition over all
 candidates; `refit_s` is what of it fits the step time's parameters and residual to the trials. Medians over passes, by
 wall time; run it with OMP_NUM_THREADS=1 for one core.
 """
@@ -14,10 +14,9 @@ import time
 from collections.abc import Callable
 
 from autotune.catalog import cluster_from_shorthand, model
-from autotune.search.belief import calibrated
-from autotune.search.core import Search
-from autotune.search.features import features
-from autotune.search.measurement import Measurement
+from autotune.search.core import Measurement, Search
+from autotune.search.posterior import calibrated
+from autotune.search.residual import features
 from autotune.search.space import Runtime
 from autotune.specs import Workload
 

@@ -17,14 +17,14 @@ from pathlib import Path
 
 import numpy as np
 
+from autotune.backtest.groups import Group, group_runs
+from autotune.backtest.replay import transfers_of
+from autotune.backtest.runs import read_runs
 from autotune.catalog.published import published_cluster
 from autotune.cost.calibrate import fit_profile
 from autotune.cost.framework import framework_of
 from autotune.errors import AutotuneError
-from autotune.tuning.backtest.groups import Group, group_runs
-from autotune.tuning.backtest.history import lessons_of
-from autotune.tuning.backtest.runs import read_runs
-from autotune.tuning.knowledge.transfer import carry, moved_profile
+from autotune.knowledge.transfer import carry, moved_profile
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +49,7 @@ def judged(known: Group, asked: Group) -> Judged | None:
             asked.model,
             asked.cluster,
             asked.workload,
-            lessons_of(known),
+            transfers_of(known),
             moved,
             measured_network=False,
             plans=asked.plans,

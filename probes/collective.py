@@ -10,9 +10,9 @@ import torch
 import torch.distributed as dist
 
 from autotune.specs import CollectiveOp, CollectiveRequest, ProbeProgress
-from probes.collective_report import members
 from probes.context import RankContext
-from probes.groups import GroupSet
+from probes.mesh import GroupSet
+from probes.reports import members
 
 _ELEMENT_BYTES = 4  # float32, nccl-tests' default
 # torch 2.13 renamed these two and warns at the old names.
@@ -21,7 +21,7 @@ _reduce_scatter = getattr(dist, "reduce_scatter_single", None) or dist.reduce_sc
 
 
 def run(request: CollectiveRequest, context: RankContext) -> dict[str, Any]:
-    """Measures the sweep and returns {"sweep": [{"size_bytes", "times_s"}, ...]}, see collective_report.merge.
+    """Measures the sweep and returns {"sweep": [{"size_bytes", "times_s"}, ...]}, see merge_collective.
 
     Sizes are rounded down to whole elements a rank, at least one, and reported as they were moved.
 

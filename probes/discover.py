@@ -23,7 +23,7 @@ from autotune.errors import InputError
 from autotune.specs import ClusterSpec, Device, DeviceKind, Link
 
 _TORCH_S, _SMI_S = 120.0, 20.0
-MOST_RANKS = 4096
+MAX_RANKS = 4096
 _MEMORY_GRAIN_BYTES = 256 << 20
 _NOT_KNOWN = "not known: measure it"
 _DRIVER_TRACES = ("/dev/nvidiactl", "/proc/driver/nvidia/version", "/dev/dxg", "/dev/kfd")
@@ -63,8 +63,8 @@ def discover(ranks: int | None = None, memory_bytes: int | None = None) -> Clust
     for what, value in (("ranks", ranks), ("memory", memory_bytes)):
         if value is not None and value < 1:
             raise InputError(what, value, "give a whole number of at least 1")
-    if ranks is not None and ranks > MOST_RANKS:
-        raise InputError("ranks", ranks, f"at most {MOST_RANKS} ranks are described on one machine")
+    if ranks is not None and ranks > MAX_RANKS:
+        raise InputError("ranks", ranks, f"at most {MAX_RANKS} ranks are described on one machine")
     found = gpus()
     return _gpu_cluster(found, ranks, memory_bytes) if found else _cpu_cluster(ranks, memory_bytes)
 

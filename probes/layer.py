@@ -24,7 +24,7 @@ from probes.trace import Tracer
 
 
 def run(request: LayerRequest, context: RankContext) -> dict[str, Any]:
-    """Measures the part on all ranks at once and returns this rank's report for `layer_report.merge`.
+    """Measures the part on all ranks at once and returns this rank's report for `merge_layer`.
 
     Parameters have the workload's dtype, as the computing copy has in training. What a training step does once for
     all micro-batches (optimizer, data parallelism) is no part of this.

@@ -24,7 +24,7 @@ _ACCOUNTED_STEPS = 2  # the memory account needs a step after the one that makes
 
 
 def run(request: StepRequest, context: RankContext) -> dict[str, Any]:
-    """Trains under the plan and returns this rank's report for `step_report.merge`.
+    """Trains under the plan and returns this rank's report for `merge_step`.
 
     At least two steps run untimed, whatever `warmup_steps` says: the memory account needs them.
 

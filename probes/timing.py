@@ -7,31 +7,20 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from statistics import fmean, median, stdev
+from statistics import fmean, stdev
 from typing import TYPE_CHECKING
+
+from scipy.special import stdtrit
 
 if TYPE_CHECKING:
     import torch
-
-__all__ = ["align", "drift", "half_width", "is_steady", "median", "percentile", "synchronize"]
-
-# Two-sided 95 % quantiles of Student's t for 1 to 30 degrees of freedom (any statistics table; scipy.stats.t.ppf).
-_T_975 = (
-    12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228, 2.201, 2.179, 2.160, 2.145, 2.131,
-    2.120, 2.110, 2.101, 2.093, 2.086, 2.080, 2.074, 2.069, 2.064, 2.060, 2.056, 2.052, 2.048, 2.045, 2.042,
-)  # fmt: skip
-
-
-def t_quantile(freedom: int) -> float:
-    """The 97.5 % quantile of Student's t; beyond the table its last entry, at most 4 % too wide."""
-    return _T_975[min(freedom, len(_T_975)) - 1]
 
 
 def half_width(values: Sequence[float]) -> float:
     """Half of the 95 % interval of the mean; 0 for a single value, which has no spread to tell of."""
     if len(values) < 2:
         return 0.0
-    return t_quantile(len(values) - 1) * stdev(values) / math.sqrt(len(values))
+    return float(stdtrit(len(values) - 1, 0.975)) * stdev(values) / math.sqrt(len(values))
 
 
 def drift(values: Sequence[float]) -> tuple[float, float]:
@@ -39,13 +28,10 @@ def drift(values: Sequence[float]) -> tuple[float, float]:
 
     Needs at least three values.
     """
-    count = len(values)
-    centre, mean = (count - 1) / 2, fmean(values)
-    spread = sum((index - centre) ** 2 for index in range(count))
-    slope = sum((index - centre) * value for index, value in enumerate(values)) / spread
-    residual = sum((value - mean - slope * (index - centre)) ** 2 for index, value in enumerate(values))
-    error = math.sqrt(residual / (count - 2) / spread)
-    return slope * (count - 1), t_quantile(count - 2) * error * (count - 1)
+    from scipy.stats import linregress  # half a second to import, which only the launcher needs
+
+    line, last = linregress(range(len(values)), values), len(values) - 1
+    return float(line.slope) * last, float(stdtrit(len(values) - 2, 0.975) * line.stderr) * last
 
 
 def is_steady(values: Sequence[float], tolerance: float) -> bool:
@@ -57,15 +43,6 @@ def is_steady(values: Sequence[float], tolerance: float) -> bool:
         return False
     change, half = drift(values)
     return abs(change) <= max(half, tolerance * fmean(values))
-
-
-def percentile(values: Sequence[float], share: float) -> float:
-    """The value below which `share` of the values lie, linear between neighbours."""
-    ordered = sorted(values)
-    place = share * (len(ordered) - 1)
-    below = math.floor(place)
-    above = min(below + 1, len(ordered) - 1)
-    return ordered[below] + (ordered[above] - ordered[below]) * (place - below)
 
 
 def synchronize(device: torch.device) -> None:

@@ -40,7 +40,7 @@ class Spans:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class StepTrace:
+class TracedSeconds:
     """Seconds of one traced stretch: computing, communicating, the part of the latter that nothing computes under."""
 
     calc_s: float
@@ -77,11 +77,11 @@ def overlap(left: Sequence[Interval], right: Sequence[Interval]) -> int:
     return total
 
 
-def summarize(spans: Spans) -> StepTrace:
+def summarize(spans: Spans) -> TracedSeconds:
     """The figures of a rank's spans."""
     computing = union(spans.computing)
     communicating = union(interval for found in spans.communicating.values() for interval in found)
-    return StepTrace(
+    return TracedSeconds(
         calc_s=length(computing) / 1e9,
         comm_s=length(communicating) / 1e9,
         exposed_s=(length(communicating) - overlap(communicating, computing)) / 1e9,
@@ -126,7 +126,7 @@ class Tracer:
         self._mark.__exit__(*error)
         self._profile.__exit__(*error)
 
-    def read(self) -> StepTrace:
+    def read(self) -> TracedSeconds:
         """The figures of what ran."""
         events = self._profile.profiler.kineto_results.events()
         return summarize(device_spans(events) if self.cuda else host_spans(events))

@@ -21,8 +21,7 @@ from torch.distributed.fsdp import FSDPModule
 from autotune.specs import Optimizer, StepRequest
 from probes.mesh import Coordinates, PlanGroups
 from probes.model import Stage
-from probes.parallelize import fill_weights, local_of, share_data
-from probes.pipeline import layers_of_stage, make_schedule, stages_of_rank
+from probes.parallelize import fill_weights, layers_of_stage, local_of, make_schedule, share_data, stages_of_rank
 from probes.tensor_parallel import Split, cross_entropy, split_stage
 
 

@@ -14,24 +14,15 @@ from sqlalchemy import BigInteger, Boolean, Double, Integer, Select, select
 from sqlalchemy.orm import InstrumentedAttribute
 
 from autotune.errors import InputError, UnknownNameError
-from storage.columns import Base, UtcDateTime
+from storage.database.columns import Base, UtcDateTime
+from storage.database.session import SessionStore
 from storage.runs import RUN_COLUMNS, run_records
-from storage.session import SessionStore
-from storage.tables import (
-    CollectiveRow,
-    LayerRow,
-    ProbeRow,
-    ProfileRow,
-    RankRow,
-    StepRow,
-    TrialRow,
-    TuningRow,
-)
+from storage.tunings.tables import CollectiveRow, LayerRow, ProbeRow, ProfileRow, RankRow, StepRow, TrialRow, TuningRow
 
 TABLES = ("runs", "trials", "tunings", "probes", "collective", "layer", "step", "ranks", "profiles")
 
 
-class Format(StrEnum):
+class FileFormat(StrEnum):
     """File formats of `export`."""
 
     CSV = "csv"
@@ -60,15 +51,17 @@ def frame(store: SessionStore, table: str) -> pd.DataFrame:
     return pd.DataFrame([tuple(row) for row in rows], columns=list(kinds)).astype(kinds)
 
 
-def export(store: SessionStore, table: str, format: Format | str, path: str | Path, *, overwrite: bool = False) -> Path:
+def export(
+    store: SessionStore, table: str, format: FileFormat | str, path: str | Path, *, overwrite: bool = False
+) -> Path:
     """Writes one table to a file, whole or not at all; returns its path. A link is followed, not replaced.
 
     Raises:
         UnknownNameError: no such table or format.
         InputError: the file exists and `overwrite` is not given, it is no regular file, or it cannot be written.
     """
-    if format not in list(Format):
-        raise UnknownNameError("format", str(format), list(Format))
+    if format not in list(FileFormat):
+        raise UnknownNameError("format", str(format), list(FileFormat))
     target = Path(os.path.realpath(path))
     if os.path.exists(target):
         # The new file takes the old one's place by its name: a device such as /dev/null would be gone for everybody.
@@ -78,7 +71,7 @@ def export(store: SessionStore, table: str, format: Format | str, path: str | Pa
             raise InputError("path", str(path), "the file exists; name another one, or allow overwriting (--overwrite)")
     data = frame(store, table)
     try:
-        _write_whole(target, lambda file: _write(data, Format(format), file))
+        _write_whole(target, lambda file: _write(data, FileFormat(format), file))
     except OSError as error:
         raise InputError("path", str(path), f"a file that can be written ({error.strerror})") from error
     return Path(path)
@@ -129,8 +122,8 @@ def _kind(column: InstrumentedAttribute[Any]) -> str:
     return next((kind for type_, kind in kinds.items() if isinstance(column.type, type_)), "string")
 
 
-def _write(data: pd.DataFrame, format: Format, path: Path) -> None:
-    if format is Format.CSV:
+def _write(data: pd.DataFrame, format: FileFormat, path: Path) -> None:
+    if format is FileFormat.CSV:
         data.to_csv(path, index=False)
     else:
         data.to_parquet(path, index=False)

@@ -1,4 +1,4 @@
-"""Best-known plans: kept as history, asked for exactly or by nearness."""
+"""The table of best-known plans, and the documents that its rows share."""
 
 from __future__ import annotations
 
@@ -9,6 +9,8 @@ from typing import Any
 from sqlalchemy import (
     ColumnElement,
     CompoundSelect,
+    ForeignKey,
+    Index,
     Integer,
     Row,
     Select,
@@ -16,11 +18,12 @@ from sqlalchemy import (
     func,
     insert,
     select,
+    text,
     union_all,
     update,
 )
 from sqlalchemy.dialects import postgresql, sqlite
-from sqlalchemy.orm import InstrumentedAttribute, Session, aliased
+from sqlalchemy.orm import InstrumentedAttribute, Mapped, Session, aliased, mapped_column
 
 from autotune.errors import UnknownNameError
 from autotune.specs import (
@@ -34,9 +37,83 @@ from autotune.specs import (
     Spec,
     Workload,
 )
-from storage.knowledge_tables import BestRow, DocumentRow
-from storage.session import NAMES_SHOWN, SessionStore, fingerprint_row
-from storage.tables import ProbeRow, StepRow, TrialRow
+from storage.database.columns import Base, Free, Key, Moment, RowId, UtcDateTime
+from storage.database.session import NAMES_SHOWN, SessionStore, fingerprint_row
+from storage.tunings.tables import ProbeRow, StepRow, TrialRow
+
+CURRENT = text("superseded_at IS NULL")
+
+
+class DocumentRow(Base):
+    """The canonical JSON of a model, cluster or workload, once for all rows that name its key."""
+
+    __tablename__ = "spec_documents"
+
+    digest: Mapped[Key] = mapped_column(primary_key=True)
+    spec_json: Mapped[str]
+
+
+class BestRow(Base):
+    """One entry. Of one model, cluster, workload, environment and source one is current."""
+
+    __tablename__ = "best_known"
+    __table_args__ = (
+        Index(
+            "uq_best_known_current",
+            "model_key", "cluster_key", "workload_key", "environment_key", "source",
+            unique=True, sqlite_where=CURRENT, postgresql_where=CURRENT,
+        ),
+        Index(
+            "ix_best_known_same_model",
+            "model_key", "device_name", "dtype", "devices", "seq_len",
+            sqlite_where=CURRENT, postgresql_where=CURRENT,
+        ),
+        Index(
+            "ix_best_known_siblings",
+            "device_name", "dtype", "parameters",
+            sqlite_where=CURRENT, postgresql_where=CURRENT,
+        ),
+        Index("ix_best_known_question", "model_key", "cluster_key", "workload_key"),
+        Index("ix_best_known_model_name", "model_name", "id"),
+        Index("ix_best_known_cluster_name", "cluster_name", "id"),
+    )  # fmt: skip
+
+    id: Mapped[RowId]
+    model_name: Mapped[str]
+    model_key: Mapped[Key]
+    model_digest: Mapped[Key] = mapped_column(ForeignKey("spec_documents.digest"))
+    parameters: Mapped[float]
+    cluster_name: Mapped[str]
+    cluster_key: Mapped[Key]
+    cluster_digest: Mapped[Key] = mapped_column(ForeignKey("spec_documents.digest"))
+    device_name: Mapped[str]
+    gpus_per_node: Mapped[int]
+    devices: Mapped[int]
+    workload_key: Mapped[Key]
+    workload_digest: Mapped[Key] = mapped_column(ForeignKey("spec_documents.digest"))
+    seq_len: Mapped[int]
+    global_batch: Mapped[int]
+    dtype: Mapped[Key]
+    plan_key: Mapped[str]
+    plan_json: Mapped[str]
+    tokens_per_s_per_gpu: Mapped[float]
+    interval_low_tokens_per_s_per_gpu: Mapped[float]
+    interval_high_tokens_per_s_per_gpu: Mapped[float]
+    repeats: Mapped[int]
+    peak_bytes: Mapped[int | None]
+    memory_source: Mapped[str]
+    runner_up_json: Mapped[str | None]
+    reason: Mapped[Free]
+    source: Mapped[str]
+    tuning_id: Mapped[Key | None]
+    fingerprint_key: Mapped[Key]
+    environment_key: Mapped[Key]
+    measured_at: Mapped[Moment]
+    superseded_at: Mapped[datetime | None] = mapped_column(UtcDateTime)
+
+
+# ----------------------------------------------------------------------------------------------------
+# Best-known plans: kept as history, asked for exactly or by nearness.
 
 PLAIN = (
     "id", "parameters", "tokens_per_s_per_gpu", "repeats", "peak_bytes", "memory_source", "reason", "source",
@@ -51,7 +128,7 @@ class KnowledgeStore(SessionStore):
     """Entries of best-known plans."""
 
     def put_best(self, entry: BestEntry) -> BestEntry:
-        """Stores an entry; see autotune.tuning.knowledge_ports."""
+        """Stores an entry; see autotune.ports.store."""
         now = datetime.now(UTC)
         with self.writing() as session:
             values = best_values(entry) | _documents(session, entry)
@@ -89,7 +166,7 @@ class KnowledgeStore(SessionStore):
     def best_near(
         self, model: ModelSpec, parameters: float, cluster: ClusterSpec, workload: Workload, *, limit: int = 20
     ) -> Sequence[NearEntry]:
-        """Current entries that may be near; see autotune.tuning.knowledge_ports."""
+        """Current entries that may be near; see autotune.ports.store."""
         asked = {
             "model_key": model.key,
             "device_name": cluster.device.name,

@@ -9,8 +9,8 @@ from typing import Any
 from sqlalchemy import select
 
 from autotune.specs import ClusterSpec, FailureKind, ModelSpec, TrialState, Workload
-from storage.session import SessionStore
-from storage.tables import StepRow, TrialRow, TuningRow
+from storage.database.session import SessionStore
+from storage.tunings.tables import StepRow, TrialRow, TuningRow
 
 TEXT, COUNT, FIGURE = "string", "Int64", "Float64"
 

@@ -2,18 +2,49 @@
 
 from __future__ import annotations
 
-import storage.summary_tables  # noqa: F401  (its tables belong to the schema)
-from storage.engine import build_engine, locate
-from storage.faults import translated
-from storage.fleet import FleetTablesStore
+from datetime import datetime
+
+from storage.database.engine import build_engine, locate, translated
+from storage.database.schema import bring_up_to_date, require_current
+from storage.database.session import database_now
+from storage.fleet.counts import CountStore
+from storage.fleet.endings import EndingStore
+from storage.fleet.events import EventStore
+from storage.fleet.jobs import JobStore
+from storage.fleet.keys import KeyStore
+from storage.fleet.leases import ExpiryStore, LeaseStore
+from storage.fleet.nodes import NodeStore
+from storage.fleet.submissions import SubmissionStore
 from storage.imports import ImportStore
-from storage.incidents import IncidentStore
 from storage.knowledge import KnowledgeStore
-from storage.measurements import MeasurementStore
-from storage.named import NamedStore
-from storage.regression import CheckStore
-from storage.schema import bring_up_to_date, require_current
-from storage.tunings import TuningStore
+from storage.regression.checks import CheckStore
+from storage.regression.incidents import IncidentStore
+from storage.tunings.measurements import MeasurementStore, PageStore
+from storage.tunings.named import NamedStore
+from storage.tunings.tunings import TuningStore
+
+# ----------------------------------------------------------------------------------------------------
+# The part of a store that makes it a FleetStore (autotune.ports.fleet).
+
+
+class FleetTablesStore(
+    NodeStore,
+    JobStore,
+    LeaseStore,
+    ExpiryStore,
+    EndingStore,
+    SubmissionStore,
+    EventStore,
+    KeyStore,
+    PageStore,
+    CountStore,
+):
+    """Nodes, jobs, leases, requests, events, keys, and how many there are."""
+
+    def now(self) -> datetime:
+        """The database's clock, UTC."""
+        with self.asking() as session:
+            return database_now(session)
 
 
 class SqlStore(

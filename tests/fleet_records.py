@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from store_records import CLUSTER, COLLECTIVE_REQUEST, DEVICE, FINGERPRINT, MODEL, MOMENT, WORKLOAD, trial, tuning
 
+from autotune.ports.fleet import FleetStore
 from autotune.specs import (
     FailureKind,
     Job,
@@ -16,7 +17,6 @@ from autotune.specs import (
     Trial,
     Tuning,
 )
-from autotune.tuning.fleet_ports import FleetStore
 
 POOL = CLUSTER.name
 LONG_S = 3600.0

@@ -10,6 +10,9 @@ from collections import Counter, deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
+from autotune.fleet.finishing import Ending
+from autotune.fleet.service import FleetService, submission_of
+from autotune.ports.fleet import FleetStore
 from autotune.specs import (
     ClusterSpec,
     CollectiveReading,
@@ -39,10 +42,6 @@ from autotune.specs import (
     StepRequest,
     Workload,
 )
-from autotune.tuning.fleet.finishing import Ending
-from autotune.tuning.fleet.service import FleetService
-from autotune.tuning.fleet.submissions import submission_of
-from autotune.tuning.fleet_ports import FleetStore
 
 MODEL = ModelSpec(
     name="tiny", layers=4, hidden=64, heads=4, kv_heads=4, head_dim=16, ffn=256, gated=False, vocab=512, tied=False,
@@ -166,7 +165,7 @@ class World:
             case "run":
                 self.play(str(ids[0]), str(ids[1]), int(ids[2]))
             case "canary":
-                self.store.beat_node(str(ids[0]), str(ids[1]))
+                self.store.renew_node(str(ids[0]), str(ids[1]))
             case _:
                 pass  # of the nightly regression, which a fleet without checks has not
 

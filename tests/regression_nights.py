@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Collection
 from datetime import UTC, datetime
 
+from autotune.ports.store import OnProgress
+from autotune.regression.local import LocalRegression, Night
 from autotune.specs import (
     BestEntry,
     ClusterSpec,
@@ -21,8 +23,6 @@ from autotune.specs import (
     Workload,
 )
 from autotune.specs.regression import AlertChannel, Check
-from autotune.tuning.ports import OnProgress
-from autotune.tuning.regression.local import LocalRegression, Night
 from benchmarks.regression_machine import Machine
 from storage import SqlStore
 

@@ -6,9 +6,9 @@ import csv
 from collections.abc import Iterable
 from pathlib import Path
 
+from autotune.backtest.groups import Group, group_runs
+from autotune.backtest.runs import read_runs
 from autotune.catalog.published import published_cluster
-from autotune.tuning.backtest.groups import Group, group_runs
-from autotune.tuning.backtest.runs import read_runs
 
 # A GPT of 125 million parameters on one node of 8: 7,000 tokens a second and GPU are 5 TFLOP/s.
 ROW = {
@@ -20,20 +20,20 @@ ROW = {
     "mem_alloc_gb": "", "status": "ok", "net_allreduce_GBps": "", "intra_allreduce_GBps": "",
 }  # fmt: skip
 
-Cells = dict[str, str]
+CsvRow = dict[str, str]
 
 
-def row(**cells: object) -> Cells:
-    """A good row with these cells."""
-    return {**ROW, **{name: str(value) for name, value in cells.items()}}
+def row(**values: object) -> CsvRow:
+    """A good row with these values."""
+    return {**ROW, **{name: str(value) for name, value in values.items()}}
 
 
-def failed(status: str, **cells: object) -> Cells:
+def failed(status: str, **values: object) -> CsvRow:
     """A row without results."""
-    return row(status=status, tokens_per_s_per_gpu="", **cells)
+    return row(status=status, tokens_per_s_per_gpu="", **values)
 
 
-def write(path: Path, rows: Iterable[Cells], without: str = "") -> Path:
+def write(path: Path, rows: Iterable[CsvRow], without: str = "") -> Path:
     """A runs file of these rows, less one column."""
     columns = [name for name in ROW if name != without]
     with path.open("w", encoding="utf-8", newline="") as file:
@@ -43,18 +43,18 @@ def write(path: Path, rows: Iterable[Cells], without: str = "") -> Path:
     return path
 
 
-def group_of(folder: Path, *rows: Cells) -> Group:
+def group_of(folder: Path, *rows: CsvRow) -> Group:
     """The one group of these rows."""
     runs, _ = read_runs(write(folder / "runs.csv", rows), published_cluster)
     (group,), _ = group_runs(runs)
     return group
 
 
-def four(**cells: object) -> list[Cells]:
+def four(**values: object) -> list[CsvRow]:
     """Four plans by micro-batch: 1 -> 7000, 2 -> 9700, 4 -> 10000 (the best), 8 -> out of memory."""
     return [
-        row(micro_batch=1, tokens_per_s_per_gpu=7000, **cells),
-        row(micro_batch=2, tokens_per_s_per_gpu=9700, **cells),
-        row(micro_batch=4, tokens_per_s_per_gpu=10000, **cells),
-        failed("oom", micro_batch=8, **cells),
+        row(micro_batch=1, tokens_per_s_per_gpu=7000, **values),
+        row(micro_batch=2, tokens_per_s_per_gpu=9700, **values),
+        row(micro_batch=4, tokens_per_s_per_gpu=10000, **values),
+        failed("oom", micro_batch=8, **values),
     ]

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from storage.engine import build_engine, locate
-from storage.schema import bring_up_to_date
+from storage.database.engine import build_engine, locate
+from storage.database.schema import bring_up_to_date
 
 DATA = Path(__file__).parent / "contract" / "data"
 REVISIONS_WITH_DATA = tuple(sorted(path.stem.removeprefix("schema_") for path in DATA.glob("schema_*.sql")))

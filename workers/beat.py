@@ -15,7 +15,7 @@ from types import FrameType
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from workers.queue import CeleryQueue
+    from autotune.queue.sending import CeleryQueue
 
 log = logging.getLogger("autotune.beat")
 

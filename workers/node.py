@@ -3,32 +3,124 @@
 from __future__ import annotations
 
 import logging
+import threading
 import time
 from typing import TYPE_CHECKING
 
-from autotune.errors import StoreError
-from autotune.specs import FailureKind, Job, JobState, MemberReport
-from autotune.tuning.fleet_ports import LEASE_S
+from autotune.errors import AutotuneError, StoreError
+from autotune.ports.fleet import LEASE_S
+from autotune.specs import FailureKind, Job, JobState, MemberOrder, MemberReport, ProbeProgress
 from autotune.wiring import share_of
-from workers.renewal import Renewal
 
 if TYPE_CHECKING:
-    from autotune.tuning.fleet_ports import FleetStore
-    from workers.hands import Fleet, Ranks
-    from workers.pulse import Pulse
+    from types import TracebackType
+
+    from autotune.ports.fleet import FleetStore
+    from workers.handlers import Fleet, Ranks
+    from workers.watchdog import Heartbeat
+
+
+# ----------------------------------------------------------------------------------------------------
+# Renewal: keeps a member's lease while its ranks work, and brings the order to stop.
+#
+# It has a thread of its own, so that a database that is away or slow never holds up what is being measured: the probe
+# goes on under the last order, and the lease is renewed when the database answers again, if nobody has taken it.
 
 log = logging.getLogger("autotune.node")
+_EVERY_S = 1.0
+_STOPPED = MemberOrder(go_on=False, failure=FailureKind.LOST, reason="the node's worker was shut down")
+
+
+class Renewal:
+    """Renews one member of one job until it is closed.
+
+    Args:
+        store: where the lease is.
+        job: under this grant.
+        node: the member's node.
+        session: the worker's.
+        heartbeat: beaten each time that the order is asked for; says when the worker shuts down.
+    """
+
+    def __init__(self, store: FleetStore, job: Job, *, node: str, session: str, heartbeat: Heartbeat) -> None:
+        self._store, self._job, self._node, self._session, self._heartbeat = store, job, node, session, heartbeat
+        self._order = MemberOrder(go_on=True, endpoint=job.endpoint)
+        self._progress: ProbeProgress | None = None
+        self._endpoint: str | None = None
+        self._wake, self._closed = threading.Event(), threading.Event()
+        self._away = False
+        self._thread = threading.Thread(target=self._renew_until_closed, name=f"renewal-{job.id}", daemon=True)
+
+    def order(self, progress: ProbeProgress | None = None) -> MemberOrder:
+        """Takes the progress to tell, and returns the newest order. Never blocks."""
+        self._heartbeat.renew()
+        if progress is not None:
+            self._progress = progress
+        return _STOPPED if self._heartbeat.stopping else self._order
+
+    def publish(self, endpoint: str) -> None:
+        """Takes the host:port to tell the other members; told as soon as the database takes it. Never blocks."""
+        self._endpoint = endpoint
+        self._wake.set()
+
+    def __enter__(self) -> Renewal:
+        self._thread.start()
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        self._closed.set()
+        self._wake.set()
+
+    def _renew_until_closed(self) -> None:
+        while not self._closed.is_set():
+            self._renew()
+            self._wake.wait(_EVERY_S)
+            self._wake.clear()
+
+    def _renew(self) -> None:
+        progress, endpoint = self._progress, self._endpoint
+        try:
+            self._order = self._store.renew_member(
+                self._job.id,
+                self._job.token,
+                self._node,
+                self._session,
+                lease_s=LEASE_S,
+                progress=progress,
+                endpoint=endpoint,
+            )
+        except AutotuneError as error:
+            self._note(away=True, reason=str(error))
+            return
+        self._note(away=False, reason="")
+        self._forget(progress, endpoint)
+
+    def _forget(self, progress: ProbeProgress | None, endpoint: str | None) -> None:
+        """What was stored is not sent again."""
+        if self._progress is progress:
+            self._progress = None
+        if self._endpoint is endpoint:
+            self._endpoint = None
+
+    def _note(self, *, away: bool, reason: str) -> None:
+        if away and not self._away:
+            log.warning("job %s: the database does not answer, measuring goes on (%s)", self._job.id, reason)
+        elif self._away and not away:
+            log.info("job %s: the database answers again", self._job.id)
+        self._away = away
+
 
 # While this node cannot reach the database nobody may know whether its lease was swept, so it keeps its report for as
-# long as its message is its own (workers.app: between the longest deadline and the visibility timeout).
+# long as its message is its own (autotune.queue.app: between the longest deadline and the visibility timeout).
 _REPORT_S = 1800.0
 _RETRY_S, _LONGEST_RETRY_S = 0.5, 5.0
+
 # A node runs one task at a time, so a member of its own session that runs while a delivery of it comes again was left
 # by a process that died. For one that has reported, or under another grant or session, the store takes no report.
 _ABANDONED = MemberReport(failure=FailureKind.LOST, message="the process that ran the node's ranks died")
 
 
-class NodeHands:
+class NodeHandlers:
     """What the tasks of a node do. Lives in the child process that runs them, with the node's ranks.
 
     Args:
@@ -37,18 +129,20 @@ class NodeHands:
         store: where jobs and leases are.
         fleet: ends jobs and grants them.
         ranks: of this node.
-        pulse: beaten while a job goes on.
+        heartbeat: beaten while a job goes on.
     """
 
-    def __init__(self, *, name: str, session: str, store: FleetStore, fleet: Fleet, ranks: Ranks, pulse: Pulse) -> None:
+    def __init__(
+        self, *, name: str, session: str, store: FleetStore, fleet: Fleet, ranks: Ranks, heartbeat: Heartbeat
+    ) -> None:
         self._name, self._session = name, session
-        self._store, self._fleet, self._ranks, self._pulse = store, fleet, ranks, pulse
+        self._store, self._fleet, self._ranks, self._heartbeat = store, fleet, ranks, heartbeat
 
     def canary(self, session: str) -> None:
         """Proves that this worker consumes: renews the node's heartbeat, or learns that another worker is the node."""
-        if session == self._session and not self._store.beat_node(self._name, self._session):
+        if session == self._session and not self._store.renew_node(self._name, self._session):
             log.error("node %s belongs to another worker now: this one ends", self._name)
-            self._pulse.evict()
+            self._heartbeat.evict()
 
     def schedule(self, pool: str) -> None:
         """Grants what waits in a pool."""
@@ -67,7 +161,7 @@ class NodeHands:
         if reported is None:
             log.info("job %s: the report under token %d is not wanted", job_id, token)
             return
-        if self._pulse.stopping:
+        if self._heartbeat.stopping:
             self._sign_off()  # before somebody grants it the next attempt
         if reported.state is JobState.REPORTED:
             self._fleet.finish(reported)
@@ -87,7 +181,7 @@ class NodeHands:
             log.info("node %s: signed off", self._name)
 
     def _measure(self, job: Job) -> MemberReport:
-        renewal = Renewal(self._store, job, node=self._name, session=self._session, pulse=self._pulse)
+        renewal = Renewal(self._store, job, node=self._name, session=self._session, heartbeat=self._heartbeat)
         with renewal:
             report = self._ranks.run(
                 share_of(job, self._name),
@@ -104,11 +198,11 @@ class NodeHands:
         """Stores the report, trying again while the database is away. None if it is not wanted any more."""
         give_up_at, wait_s = time.monotonic() + _REPORT_S, _RETRY_S
         while True:
-            self._pulse.beat()
+            self._heartbeat.renew()
             try:
                 return self._store.report_member(job_id, token, self._name, self._session, report)
             except StoreError as error:
-                if self._pulse.stopping or time.monotonic() > give_up_at:
+                if self._heartbeat.stopping or time.monotonic() > give_up_at:
                     log.error("job %s: the report is lost (%s)", job_id, error)
                     return None
                 log.warning("job %s: not reported yet (%s)", job_id, error)

@@ -1,7 +1,7 @@
 """The processes of a worker: a main process that consumes and watches itself, and children that run the tasks.
 
 The pool is Celery's prefork. A node has one child, which holds the node's ranks; both are told by the kernel to die
-with their parent (prctl PR_SET_PDEATHSIG: Celery sets it for the child, probes.launch.leash for the ranks), so a
+with their parent (prctl PR_SET_PDEATHSIG: Celery sets it for the child, probes.launch.parent_death for the ranks), so a
 worker that is killed leaves nothing. A task that blocks never keeps the main process from its broker.
 """
 
@@ -18,11 +18,10 @@ from typing import Any
 from celery import Celery, signals
 from celery.exceptions import CPendingDeprecationWarning, SecurityWarning
 
-from workers.credit import CreditCheck
-from workers.payloads import TaskName
-from workers.pulse import Pulse
-from workers.tasks import Action, install_tasks
-from workers.watch import Watch, execute_again
+from autotune.queue.app import TaskName
+from autotune.queue.consumer import PrefetchCheck
+from workers.handlers import Action, install_tasks
+from workers.watchdog import Heartbeat, Watchdog, execute_again
 
 log = logging.getLogger("autotune.worker")
 
@@ -32,35 +31,35 @@ _AGAIN_S = 1.0
 _QUIET = ("celery.worker.strategy", "celery.app.trace", "celery.worker.worker", "alembic.runtime.plugins")
 
 
-class LazyHands:
+class LazyHandlers:
     """Opened by the first task in a child process: a connection must not be shared across a fork.
 
     Args:
-        open_hands: opens them.
-        pulse: beaten by each task that was consumed.
+        open_handlers: opens them.
+        heartbeat: beaten by each task that was consumed.
     """
 
-    def __init__(self, open_hands: Callable[[], Any], pulse: Pulse) -> None:
-        self._open, self._pulse = open_hands, pulse
+    def __init__(self, open_handlers: Callable[[], Any], heartbeat: Heartbeat) -> None:
+        self._open, self._heartbeat = open_handlers, heartbeat
 
     @cached_property
-    def hands(self) -> Any:
-        """The opened hands."""
+    def handlers(self) -> Any:
+        """The opened handlers."""
         return self._open()
 
     def action(self, name: str) -> Action:
-        """A method of the hands, which are opened when it is called."""
+        """A method of the handlers, which are opened when it is called."""
 
         def act(*payload: object) -> None:
-            self._pulse.beat()
-            getattr(self.hands, name)(*payload)
+            self._heartbeat.renew()
+            getattr(self.handlers, name)(*payload)
 
         return act
 
     def close(self) -> None:
         """Closes them if they were opened."""
-        if "hands" in self.__dict__:
-            self.hands.close()
+        if "handlers" in self.__dict__:
+            self.handlers.close()
 
 
 def run_worker(
@@ -71,7 +70,7 @@ def run_worker(
     concurrency: int,
     actions: Mapping[TaskName, Action],
     close: Callable[[], None],
-    pulse: Pulse,
+    heartbeat: Heartbeat,
     send_canary: Callable[[], bool],
     keeps_name: Callable[[], bool],
     patience_s: float,
@@ -81,7 +80,7 @@ def run_worker(
     While the broker is away it waits and says so.
     """
     install_tasks(app, actions)
-    app.steps["consumer"].add(CreditCheck)
+    app.steps["consumer"].add(PrefetchCheck)
     log_to_stderr()
     _silence_announcements()
 
@@ -89,7 +88,7 @@ def run_worker(
         """Having a receiver, Celery leaves logging as it is."""
 
     def stop(**_: object) -> None:
-        pulse.stop()
+        heartbeat.stop()
 
     def leave(**_: object) -> None:
         close()
@@ -98,7 +97,7 @@ def run_worker(
     signals.celeryd_after_setup.connect(_silence_announcements, weak=False)
     signals.worker_shutting_down.connect(stop, weak=False)
     signals.worker_process_shutdown.connect(leave, weak=False)
-    Watch(pulse, send_canary, keeps_name, patience_s=patience_s).start()
+    Watchdog(heartbeat, send_canary, keeps_name, patience_s=patience_s).start()
     worker = app.Worker(
         hostname=f"{name}@{socket.gethostname()}",
         pool="prefork",
@@ -111,7 +110,7 @@ def run_worker(
         quiet=True,
     )
     worker.start()
-    if not pulse.stopping:
+    if not heartbeat.stopping:
         # Celery gives up on what it cannot read, such as a message that is no JSON at all; that message is gone now.
         log.error("the consumer ended by itself: this worker starts itself again")
         time.sleep(_AGAIN_S)

@@ -17,7 +17,7 @@ from autotune.errors import InputError
 from autotune.specs import ClusterSpec, Device, Fingerprint, Node
 
 if TYPE_CHECKING:
-    from autotune.tuning.fleet_ports import FleetStore
+    from autotune.ports.fleet import FleetStore
 
 log = logging.getLogger("autotune.node")
 

@@ -11,19 +11,18 @@ from typing import TYPE_CHECKING
 
 from autotune import wiring
 from autotune.errors import AutotuneError, InputError
-from workers.app import SWEEP_QUEUE, TUNER_QUEUE, create_app, node_queue, pool_queue
-from workers.hands import TunerHands
-from workers.node import NodeHands
-from workers.payloads import TaskName
-from workers.process import LazyHands, log_to_stderr, run_worker
-from workers.pulse import Pulse
-from workers.queue import CeleryQueue
+from autotune.queue.app import SWEEP_QUEUE, TUNER_QUEUE, TaskName, create_app, node_queue, pool_queue
+from autotune.queue.sending import CeleryQueue
+from workers.handlers import TunerHandlers
+from workers.node import NodeHandlers
+from workers.process import LazyHandlers, log_to_stderr, run_worker
 from workers.registration import NodeOptions, register
+from workers.watchdog import Heartbeat
 
 if TYPE_CHECKING:
+    from autotune.ports.fleet import FleetStore
     from autotune.settings import Settings
     from autotune.specs import Node
-    from autotune.tuning.fleet_ports import FleetStore
 
 # On a machine that it shares with API, databases or ranks, those go first: a decision can wait.
 _TUNER_NICE = 10
@@ -39,9 +38,9 @@ def run_node(settings: Settings, options: NodeOptions, *, patience_s: float) -> 
         ProberError: there is nothing to measure with.
     """
     log_to_stderr()
-    app, queue, pulse = create_app(settings), CeleryQueue(create_app(settings)), Pulse()
+    app, queue, heartbeat = create_app(settings), CeleryQueue(create_app(settings)), Heartbeat()
     node = _register(settings, options, queue)
-    lazy = LazyHands(lambda: _node_hands(settings, options, node, pulse), pulse)
+    lazy = LazyHandlers(lambda: _node_handlers(settings, options, node, heartbeat), heartbeat)
     status = run_worker(
         app,
         name=node.name,
@@ -53,12 +52,12 @@ def run_node(settings: Settings, options: NodeOptions, *, patience_s: float) -> 
             TaskName.SCHEDULE: lazy.action("schedule"),
         },
         close=lazy.close,
-        pulse=pulse,
+        heartbeat=heartbeat,
         send_canary=lambda: queue.canary(node.name, node.session),
         keeps_name=lambda: _keeps_name(settings, node),
         patience_s=patience_s,
     )
-    if pulse.evicted:
+    if heartbeat.evicted:
         raise InputError("--name", node.name, "another worker has registered as this node: give each its own name")
     return status
 
@@ -79,15 +78,15 @@ def _keeps_name(settings: Settings, node: Node) -> bool:
         return True
 
 
-def _node_hands(settings: Settings, options: NodeOptions, node: Node, pulse: Pulse) -> NodeHands:
+def _node_handlers(settings: Settings, options: NodeOptions, node: Node, heartbeat: Heartbeat) -> NodeHandlers:
     store = wiring.open_store(settings.database_url)
-    return NodeHands(
+    return NodeHandlers(
         name=node.name,
         session=node.session,
         store=store,
         fleet=wiring.open_fleet(settings, store),
         ranks=wiring.open_ranks(settings, address=options.address, interface=options.interface),
-        pulse=pulse,
+        heartbeat=heartbeat,
     )
 
 
@@ -95,11 +94,11 @@ def run_tuner(settings: Settings, *, name: str | None, concurrency: int, patienc
     """Advances tunings and sweeps until SIGTERM; returns the exit status. Raises StoreError without a database."""
     log_to_stderr()
     _yield_to_others()
-    app, queue, pulse = create_app(settings), CeleryQueue(create_app(settings)), Pulse()
+    app, queue, heartbeat = create_app(settings), CeleryQueue(create_app(settings)), Heartbeat()
     with _opened_before_the_fork(settings):
         pass
     own = f"{TUNER_QUEUE}.{name or f'{socket.gethostname()}-{os.getpid()}'}"
-    lazy = LazyHands(lambda: _tuner_hands(settings), pulse)
+    lazy = LazyHandlers(lambda: _tuner_handlers(settings), heartbeat)
     return run_worker(
         app,
         name=own,
@@ -113,7 +112,7 @@ def run_tuner(settings: Settings, *, name: str | None, concurrency: int, patienc
             TaskName.CANARY: lazy.action("canary"),
         },
         close=lazy.close,
-        pulse=pulse,
+        heartbeat=heartbeat,
         send_canary=lambda: queue.canary(own, own),
         keeps_name=lambda: True,
         patience_s=patience_s,
@@ -132,10 +131,10 @@ def _yield_to_others() -> None:
             _AUTOGROUP.write_text(str(nice))
 
 
-def _tuner_hands(settings: Settings) -> TunerHands:
+def _tuner_handlers(settings: Settings) -> TunerHandlers:
     store = wiring.open_store(settings.database_url)
     fleet = wiring.open_fleet(settings, store)
-    return TunerHands(
+    return TunerHandlers(
         fleet,
         check_on=wiring.regression_sweep(settings, store, fleet),
         go_on=wiring.regression_step(settings, store, fleet),

@@ -21,18 +21,17 @@ from starlette.concurrency import run_in_threadpool
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 
-from autotune.api.cache import Shared
-from autotune.api.combining import Combiner
+from autotune.api.sharing import Combiner, Shared
 from autotune.errors import InputError
+from autotune.fleet.keys import hash_of, refusal
+from autotune.ports.fleet import FleetStore
 from autotune.specs import ApiKey, Role
-from autotune.tuning.fleet_ports import FleetStore
-from autotune.tuning.keys import hash_of, refusal
 
 LOCAL = "local"
 TRUST_S = 2.0
 """How long a key that was good is taken without asking the database: so long may a revoked one still work."""
 
-MOST_TRUSTED = 1000
+MAX_TRUSTED = 1000
 CHALLENGE = {"WWW-Authenticate": 'Bearer realm="autotune"'}
 FORWARDING = ("forwarded", "x-forwarded-for", "x-real-ip", "via")
 
@@ -57,7 +56,7 @@ class Gate:
     def __init__(self, store: FleetStore, *, open_locally: bool, rate: str) -> None:
         self._store, self._open_locally = store, open_locally
         self._rate, self._limiter = read_rate(rate), FixedWindowRateLimiter(MemoryStorage())
-        self._keys = Shared(MOST_TRUSTED, TRUST_S / 2)  # up to twice as old while it is asked for again
+        self._keys = Shared(MAX_TRUSTED, TRUST_S / 2)  # up to twice as old while it is asked for again
         self._lookups = Combiner(self._look_up)
         self._keyless_until = 0.0
 

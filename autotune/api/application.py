@@ -14,19 +14,17 @@ from fastapi.routing import APIRoute
 
 from autotune.api import best, catalog, fleet, health, keys, plans, tunings
 from autotune.api.access import Gate
-from autotune.api.cache import Cache, Recent, Shared
-from autotune.api.combining import Combiner
-from autotune.api.edge import Edge
-from autotune.api.health import Pulse
-from autotune.api.metrics import Metrics
+from autotune.api.metrics import Liveness, Metrics
 from autotune.api.openapi import document
 from autotune.api.parts import Parts, Streams
 from autotune.api.problems import add_handlers
+from autotune.api.server import Edge
+from autotune.api.sharing import Cache, Combiner, Recent, Shared
 
 if TYPE_CHECKING:
     from autotune.errors import StoreConflictError
-    from autotune.tuning.fleet.service import FleetService
-    from autotune.tuning.fleet_ports import FleetStore, Submission, Submitted
+    from autotune.fleet.service import FleetService
+    from autotune.ports.fleet import FleetStore, Submission, Submitted
 
 DEFAULT_RATE = "6000/minute"
 """Of one principal: far more than people and their scripts need, less than what one client could keep us busy with."""
@@ -101,7 +99,7 @@ def create_app(
         submissions=Combiner(store_all),
         beginnings=Combiner(begin_all),
         streams=Streams(),
-        pulse=Pulse(store, broker_answers),
+        liveness=Liveness(store, broker_answers),
     )
     add_handlers(app)
     app.add_middleware(Edge, metrics=metrics)

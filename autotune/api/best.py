@@ -9,31 +9,33 @@ from fastapi import APIRouter, Query, Request, Response
 from starlette.concurrency import run_in_threadpool
 
 from autotune.api.answers import BestAnswer, Json
-from autotune.api.cache import REFUSALS, told
 from autotune.api.known_answers import KnownAnswer, KnownPage
 from autotune.api.openapi import answer, either, problems
-from autotune.api.pages import DEFAULT_LIMIT, AfterNumber, Limit, page
 from autotune.api.parts import Parts, parts_of
 from autotune.api.requests import (
+    DEFAULT_LIMIT,
+    AfterNumber,
     DTypeName,
     GlobalBatch,
+    Limit,
     Nodes,
     SeqLen,
     WorkloadRequest,
     find_cluster,
     find_model,
     find_workload,
+    page,
 )
 from autotune.api.roles import GuardedRoute
+from autotune.api.sharing import REFUSALS, one_at_a_time, require_bounded, told
 from autotune.api.tunings import version_of
-from autotune.api.work import one_at_a_time, require_bounded
 from autotune.errors import InputError
 from autotune.export import launch_arguments, targets
+from autotune.knowledge.answer import Answer, best_known, entry_data
+from autotune.ports.fleet import FleetStore
+from autotune.search.ranking import best_of
 from autotune.search.space import Runtime
 from autotune.specs import ClusterSpec, ModelSpec, Plan, Tuning, Workload
-from autotune.tuning.best import best_of
-from autotune.tuning.fleet_ports import FleetStore
-from autotune.tuning.knowledge.answer import Answer, best_known, entry_data
 from autotune.tuning.report import best_answer
 
 router = APIRouter(route_class=GuardedRoute, tags=["plans"])

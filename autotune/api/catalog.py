@@ -10,15 +10,25 @@ from starlette.exceptions import HTTPException
 from autotune.api.answers import ClusterPage, Json, ModelPage
 from autotune.api.examples import CLUSTERS, MODELS
 from autotune.api.openapi import answer, problems
-from autotune.api.pages import DEFAULT_LIMIT, After, Limit, after_name, page
 from autotune.api.parts import parts_of
-from autotune.api.requests import ClusterBody, ModelBody, PathName, find_cluster, find_model
+from autotune.api.requests import (
+    DEFAULT_LIMIT,
+    After,
+    ClusterBody,
+    Limit,
+    ModelBody,
+    PathName,
+    after_name,
+    find_cluster,
+    find_model,
+    page,
+)
 from autotune.api.roles import GuardedRoute
 from autotune.catalog import models as presets
 from autotune.catalog.gpus import is_shorthand
 from autotune.errors import InputError, StoreConflictError
+from autotune.ports.fleet import FleetStore
 from autotune.specs import ClusterSpec, ModelSpec
-from autotune.tuning.fleet_ports import FleetStore
 
 router = APIRouter(route_class=GuardedRoute, tags=["models and clusters"])
 

@@ -14,16 +14,16 @@ from starlette.exceptions import HTTPException
 from starlette.responses import Response
 
 from autotune.api.parts import Parts, Streams
+from autotune.ports.fleet import FleetStore
 from autotune.specs import TuningEvent
-from autotune.tuning.fleet_ports import FleetStore
 
 POLL_S = 0.5
 KEEP_ALIVE_S = 15
 BATCH = 200
-MOST_STREAMS = 200
+MAX_STREAMS = 200
 """Each asks the database twice a second: more of them would crowd out the requests."""
 
-MOST_OF_ONE = 40
+MAX_OF_ONE = 40
 """Of one principal, so that he does not take the places of all others."""
 
 LONGEST_S = 600.0
@@ -65,10 +65,10 @@ async def event_stream(parts: Parts, principal: str, tuning_id: str, *, after: i
 
 
 def _require_place(streams: Streams, principal: str) -> None:
-    if streams.open(principal) >= MOST_OF_ONE:
-        raise HTTPException(429, f"{MOST_OF_ONE} streams of {principal} are open already", RETRY)
-    if streams.open() >= MOST_STREAMS:
-        raise HTTPException(503, f"{MOST_STREAMS} streams are open already", RETRY)
+    if streams.open(principal) >= MAX_OF_ONE:
+        raise HTTPException(429, f"{MAX_OF_ONE} streams of {principal} are open already", RETRY)
+    if streams.open() >= MAX_STREAMS:
+        raise HTTPException(503, f"{MAX_STREAMS} streams are open already", RETRY)
 
 
 async def _events(parts: Parts, principal: str, tuning_id: str, after: int) -> AsyncIterator[ServerSentEvent]:

@@ -13,14 +13,13 @@ from autotune.api.answers import JobPage, Json, NodeAnswer, NodeChanged, NodeFor
 from autotune.api.examples import QUARANTINES
 from autotune.api.measurement_answers import MeasurementPage
 from autotune.api.openapi import answer, problems
-from autotune.api.pages import DEFAULT_LIMIT, After, AfterNumber, Limit, after_name, page
 from autotune.api.parts import parts_of, principal_of
-from autotune.api.requests import PathName, QuarantineBody
+from autotune.api.requests import DEFAULT_LIMIT, After, AfterNumber, Limit, PathName, QuarantineBody, after_name, page
 from autotune.api.roles import GuardedRoute
 from autotune.specs import Job, JobState, Node
 
 if TYPE_CHECKING:
-    from autotune.tuning.fleet.service import NodeStatus
+    from autotune.fleet.service import NodeStatus
 
 router = APIRouter(route_class=GuardedRoute, tags=["fleet"])
 

@@ -9,12 +9,11 @@ from fastapi import APIRouter, Body, Request
 from autotune.api.answers import Json, KeyCreated, KeyPage
 from autotune.api.examples import KEYS
 from autotune.api.openapi import answer, problems
-from autotune.api.pages import DEFAULT_LIMIT, After, Limit, after_name, page
 from autotune.api.parts import parts_of
-from autotune.api.requests import KeyBody, PathId
+from autotune.api.requests import DEFAULT_LIMIT, After, KeyBody, Limit, PathId, after_name, page
 from autotune.api.roles import GuardedRoute
+from autotune.fleet.keys import create_key
 from autotune.specs import ApiKey
-from autotune.tuning.keys import create_key
 
 router = APIRouter(route_class=GuardedRoute, tags=["keys"])
 

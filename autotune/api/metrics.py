@@ -1,16 +1,22 @@
-"""Prometheus metrics: what the database counts at the moment of a scrape, and the latency of requests."""
+"""Prometheus metrics: what the database counts at the moment of a scrape, and the latency of requests; and whether the
+database and the broker answer at all.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 
+import anyio
 from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.exposition import CONTENT_TYPE_LATEST
+from starlette.concurrency import run_in_threadpool
 from starlette.types import Scope
 
+from autotune.errors import StoreError
+from autotune.ports.fleet import FleetCounts, FleetStore
 from autotune.specs import JobState, NodeState, TuningState
-from autotune.tuning.fleet_ports import FleetCounts, FleetStore
 
 LATENCY_S = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)
 ENDLESS = "/tunings/{tuning_id}/events"
@@ -72,3 +78,41 @@ def _by_state(name: str, text: str, counts: dict[str, int], states: list[str]) -
 
 def _gpu_seconds(counts: FleetCounts) -> CounterMetricFamily:
     return CounterMetricFamily("autotune_gpu_seconds", "GPU-seconds spent by all tunings.", value=counts.gpu_s)
+
+
+TRUST_S = 1.0
+"""How old a finding may be: whoever asks more often asks neither the database nor the broker more often."""
+
+
+class Liveness:
+    """Whether the database and the broker answer, as it was a second ago at most.
+
+    One request asks, in a thread; those that come meanwhile wait for what it finds, without a thread each.
+
+    Args:
+        store: the database's.
+        broker_answers: asks the broker whether it is there.
+    """
+
+    def __init__(self, store: FleetStore, broker_answers: Callable[[], bool]) -> None:
+        self._store, self._broker_answers, self._busy = store, broker_answers, anyio.Lock()
+        self._until, self._found = 0.0, False
+        self._error: StoreError | None = None
+
+    async def broker_is_there(self) -> bool:
+        """Whether the broker answers. Raises StoreError where the database does not."""
+        async with self._busy:
+            if time.monotonic() >= self._until:
+                await run_in_threadpool(self._ask)
+                self._until = time.monotonic() + TRUST_S
+        if self._error is not None:
+            raise self._error.with_traceback(None)
+        return self._found
+
+    def _ask(self) -> None:
+        try:
+            self._store.now()
+        except StoreError as error:
+            self._error = error
+        else:
+            self._error, self._found = None, self._broker_answers()

@@ -12,12 +12,10 @@ from fastapi import Request
 
 if TYPE_CHECKING:
     from autotune.api.access import Gate, Principal
-    from autotune.api.cache import Cache, Recent, Shared
-    from autotune.api.combining import Combiner
-    from autotune.api.health import Pulse
-    from autotune.api.metrics import Metrics
-    from autotune.tuning.fleet.service import FleetService
-    from autotune.tuning.fleet_ports import FleetStore, Submission, Submitted
+    from autotune.api.metrics import Liveness, Metrics
+    from autotune.api.sharing import Cache, Combiner, Recent, Shared
+    from autotune.fleet.service import FleetService
+    from autotune.ports.fleet import FleetStore, Submission, Submitted
 
 
 class Streams:
@@ -56,7 +54,7 @@ class Parts:
     submissions: Combiner[Submission, Submitted]
     beginnings: Combiner[str, bool]
     streams: Streams
-    pulse: Pulse
+    liveness: Liveness
 
 
 def parts_of(request: Request) -> Parts:

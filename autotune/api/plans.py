@@ -22,8 +22,8 @@ from autotune.api.requests import (
     find_workload,
 )
 from autotune.api.roles import GuardedRoute
-from autotune.api.work import one_at_a_time, require_bounded
-from autotune.search.rank import rank
+from autotune.api.sharing import one_at_a_time, require_bounded
+from autotune.search.offline import rank
 from autotune.specs import Recompute, Schedule, Space
 from autotune.tuning.report import ranking_data
 

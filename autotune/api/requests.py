@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Annotated, Any, Self, TypeVar
+from urllib.parse import urlencode
 
-from fastapi import Path, Query
+from fastapi import Path, Query, Request
 from pydantic import BeforeValidator, Field, model_validator
 from starlette.exceptions import HTTPException
 
+from autotune.api.answers import Json
 from autotune.catalog import models as presets
 from autotune.catalog.gpus import cluster_from_shorthand, is_shorthand
 from autotune.catalog.workloads import workload
 from autotune.errors import InputError, UnknownNameError
+from autotune.fleet.keys import MAX_DAYS
+from autotune.ports.fleet import FleetStore
 from autotune.specs import (
     Budget,
     ClusterSpec,
@@ -27,11 +31,9 @@ from autotune.specs import (
 )
 from autotune.specs.base import Name, mismatch
 from autotune.specs.model import Count
-from autotune.tuning.fleet_ports import FleetStore
-from autotune.tuning.keys import MOST_DAYS
 
 DEFAULT_MAX_TRIALS = 24
-MOST_CHOICES = 1000
+MAX_CHOICES = 1000
 _TEXT = r"^[^\x00-\x1f\x7f]+$"
 _SEEN = r"^[^\x00-\x1f\x7f]*[^\s\x00-\x1f\x7f][^\x00-\x1f\x7f]*$"
 """Text that is not only spaces."""
@@ -96,8 +98,8 @@ class TuningRequest(Spec):
     @model_validator(mode="after")
     def _check(self) -> Self:
         for name in Space.model_fields:
-            if len(getattr(self.space, name) or ()) > MOST_CHOICES:
-                raise mismatch(f"space.{name}", None, f"at most {MOST_CHOICES} values")
+            if len(getattr(self.space, name) or ()) > MAX_CHOICES:
+                raise mismatch(f"space.{name}", None, f"at most {MAX_CHOICES} values")
         return self
 
 
@@ -112,7 +114,7 @@ class KeyRequest(Spec):
 
     name: Annotated[str, Field(min_length=1, max_length=200, pattern=_SEEN)]
     role: Role
-    expires_days: Annotated[int, Field(ge=1, le=MOST_DAYS)] | None = None
+    expires_days: Annotated[int, Field(ge=1, le=MAX_DAYS)] | None = None
 
 
 def _through_json(spec: type[S]) -> Callable[[Any], S]:
@@ -193,3 +195,55 @@ def _stored(find: Callable[[str], ModelSpec], name: str, what: str, also: list[s
     except UnknownNameError as error:
         stored = error.allowed.removeprefix("known: ").removesuffix("none yet")
         raise UnknownNameError(what, name, [*also, *filter(None, stored.split(", "))]) from None
+
+
+# ----------------------------------------------------------------------------------------------------
+# Pages of a list: at most `limit` items after a cursor, and where the next page is.
+
+T = TypeVar("T")
+DEFAULT_LIMIT, MAX_LIMIT = 50, 200
+Limit = Annotated[int, Query(ge=1, le=MAX_LIMIT, description="Items of a page at most.")]
+After = Annotated[
+    str | None,
+    Query(
+        min_length=1,
+        max_length=200,
+        pattern=r"^[^\x00-\x1f\x7f]+$",
+        description="The page after this item: take it from `next` of the page before.",
+    ),
+]
+AfterNumber = Annotated[int | None, Query(ge=0, le=2**53, description="The page after the item with this number.")]
+
+
+def after_name(items: Sequence[T], name: Callable[[T], str], after: str | None, limit: int) -> list[T]:
+    """Up to `limit` + 1 items whose name comes after the cursor, by name: one more than a page tells of the next."""
+    ordered = sorted(items, key=name)
+    return [item for item in ordered if after is None or name(item) > after][: limit + 1]
+
+
+def page(
+    request: Request,
+    field: str,
+    found: Sequence[T],
+    limit: int,
+    *,
+    cursor: Callable[[T], object],
+    data: Callable[[T], object],
+) -> Json:
+    """The answer with `found` cut to `limit`, a path to the `next` page or null, and a Link header (RFC 8288).
+
+    Args:
+        request: whose query the next one repeats.
+        field: what the items are called.
+        found: one item more than the page, where there is a next page.
+        limit: items of the page.
+        cursor: gives an item's place in the list.
+        data: gives an item as plain data.
+    """
+    shown = list(found[:limit])
+    following = None
+    if len(found) > limit:
+        query = [(key, value) for key, value in request.query_params.multi_items() if key != "after"]
+        following = f"{request.url.path}?{urlencode([*query, ('after', str(cursor(shown[-1])))])}"
+    headers = {"Link": f'<{following}>; rel="next"'} if following else {}
+    return Json({field: [data(item) for item in shown], "next": following}, headers=headers)

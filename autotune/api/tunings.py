@@ -11,14 +11,16 @@ from starlette.exceptions import HTTPException
 from starlette.responses import Response
 
 from autotune.api.access import LOCAL
-from autotune.api.answer_examples import EVENT
 from autotune.api.answers import Json, Submitted, TrialPage, TuningAnswer, TuningPage, TuningRow
 from autotune.api.events import EVENT_SCHEMA, LastEventId, event_stream
-from autotune.api.examples import TUNING_REQUESTS
+from autotune.api.examples import EVENT, TUNING_REQUESTS
 from autotune.api.openapi import answer, problems
-from autotune.api.pages import DEFAULT_LIMIT, After, AfterNumber, Limit, page
 from autotune.api.parts import Parts, parts_of, principal_of
 from autotune.api.requests import (
+    DEFAULT_LIMIT,
+    After,
+    AfterNumber,
+    Limit,
     PathId,
     TuningBody,
     TuningRequest,
@@ -26,12 +28,13 @@ from autotune.api.requests import (
     find_model,
     find_workload,
     given_model,
+    page,
 )
 from autotune.api.roles import GuardedRoute
-from autotune.api.work import require_bounded
+from autotune.api.sharing import require_bounded
+from autotune.fleet.service import submission_of
 from autotune.search.space import Runtime
 from autotune.specs import ClusterSpec, ModelSpec, Role, Tuning, TuningState, Workload
-from autotune.tuning.fleet.submissions import submission_of
 from autotune.tuning.report import history_data, trial_data, tuning_data
 
 router = APIRouter(route_class=GuardedRoute, tags=["tunings"])
@@ -40,7 +43,7 @@ LOCATION = {"Location": "The tuning's path."}
 JUDGED = {"model", "cluster", "nodes", "workload", "space"}
 """Of a request: what decides whether it can lead to a plan."""
 
-MOST_SHARED_BYTES = 2**13
+MAX_SHARED_BYTES = 2**13
 
 IdempotencyKey = Annotated[
     str | None,
@@ -190,7 +193,7 @@ async def _meant(parts: Parts, body: TuningRequest, model: ModelSpec) -> tuple[C
         parts.service.check(model, cluster, workload, body.space)
         return cluster, workload
 
-    if len(judged) > MOST_SHARED_BYTES:  # thousands of these would fill the memory
+    if len(judged) > MAX_SHARED_BYTES:  # thousands of these would fill the memory
         return await run_in_threadpool(judge)
     found: tuple[ClusterSpec, Workload] = await parts.shared.get(("asked", judged), lambda: run_in_threadpool(judge))
     return found

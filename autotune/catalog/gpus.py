@@ -11,7 +11,7 @@ from pydantic import Field, model_validator
 from autotune.catalog.data import rows, unknown
 from autotune.errors import InputError
 from autotune.specs import ClusterSpec, Device, DeviceKind, DType, Link, Spec
-from autotune.specs.cluster import MOST_DEVICES, Rate
+from autotune.specs.cluster import MAX_DEVICES, Rate
 from autotune.specs.model import ByteCount, Count
 
 _SHORTHAND = re.compile(r"(?P<gpu>[a-z0-9][a-z0-9.-]*):(?P<nodes>[1-9][0-9]{0,5})x(?P<gpus>[1-9][0-9]{0,5})")
@@ -99,8 +99,8 @@ def cluster_from_shorthand(text: str) -> ClusterSpec:
     if match is None:
         raise InputError("cluster", text, _FORM)
     entry, nodes, gpus_per_node = gpu(match["gpu"]), int(match["nodes"]), int(match["gpus"])
-    if nodes * gpus_per_node > MOST_DEVICES:
-        raise InputError("cluster", text, f"at most {MOST_DEVICES} devices are understood")
+    if nodes * gpus_per_node > MAX_DEVICES:
+        raise InputError("cluster", text, f"at most {MAX_DEVICES} devices are understood")
     if nodes > 1 and entry.inter is None:
         raise InputError(
             "cluster",

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from autotune.specs import ClusterSpec, DeviceKind, DType, ModelSpec, Workload
 
 TINY_SEQ_LEN, TINY_GLOBAL_BATCH = 128, 16
-SEQ_LEN, SEQUENCES_PER_DEVICE, MOST_GLOBAL_BATCH = 4096, 16, 1024
+SEQ_LEN, SEQUENCES_PER_DEVICE, MAX_GLOBAL_BATCH = 4096, 16, 1024
 
 
 def workload(model: ModelSpec, cluster: ClusterSpec, given: Mapping[str, object]) -> Workload:
@@ -20,7 +20,7 @@ def workload(model: ModelSpec, cluster: ClusterSpec, given: Mapping[str, object]
     """
     small = model.name.startswith("tiny") or cluster.device.kind is DeviceKind.CPU
     longest = model.max_positions or SEQ_LEN
-    batch = TINY_GLOBAL_BATCH if small else min(SEQUENCES_PER_DEVICE * cluster.devices, MOST_GLOBAL_BATCH)
+    batch = TINY_GLOBAL_BATCH if small else min(SEQUENCES_PER_DEVICE * cluster.devices, MAX_GLOBAL_BATCH)
     defaults: dict[str, object] = {
         "seq_len": min(TINY_SEQ_LEN if small else SEQ_LEN, longest),
         "global_batch": max(batch // cluster.devices, 1) * cluster.devices,

@@ -11,9 +11,9 @@ import typer
 from autotune.cli import options, output
 
 if TYPE_CHECKING:
-    from autotune.search.learning import Learning
+    from autotune.backtest.runs import Clusters
+    from autotune.search.residual import Learning
     from autotune.specs import ClusterSpec
-    from autotune.tuning.backtest.runs import Clusters
 
 _WHICH, _HOW = "Which runs", "How to replay"
 
@@ -95,13 +95,13 @@ def backtest(
     A run's result is revealed only when the search asks for its plan. docs/backtest.md describes the file and defines
     every figure.
     """
-    from autotune.search.alternatives import SamplerName
-    from autotune.tuning.backtest.groups import group_runs
-    from autotune.tuning.backtest.report import Calibration, Settings, report_data
-    from autotune.tuning.backtest.report import backtest as replay
-    from autotune.tuning.backtest.runs import read_runs
+    from autotune.backtest.groups import group_runs
+    from autotune.backtest.report import BacktestSettings, Calibration, report_data
+    from autotune.backtest.report import backtest as replay
+    from autotune.backtest.runs import read_runs
+    from autotune.search.sampler import SamplerName
 
-    settings = Settings(
+    settings = BacktestSettings(
         sampler=SamplerName(_word("--sampler", sampler, [item.value for item in SamplerName])),
         calibration=Calibration(
             "history"
@@ -137,7 +137,7 @@ def _word(option: str, value: str, allowed: list[str]) -> str:
 
 
 def _learning(without: list[str]) -> Learning:
-    from autotune.search.learning import Learning
+    from autotune.search.residual import Learning
 
     parts = {field.name.replace("_", "-"): field.name for field in fields(Learning)}
     return Learning(**{parts[_word("--without", word, list(parts))]: False for word in without})

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 from autotune.cli import options, output
 
 if TYPE_CHECKING:
+    from autotune.ports.store import OnProgress
     from autotune.specs import ClusterSpec, Estimate, ProbeProgress, ProbeRequest
-    from autotune.tuning.ports import OnProgress
     from autotune.tuning.selfcheck import SelfCheck, StepCheck
 
 # On a GPU the smallest preset would measure launches only; this one fits every card of the catalog.

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
     from autotune.specs import ClusterSpec
 
-MOST_MEMORY_GIB = 2**33  # bytes of more than 63 bits are no memory
+MAX_MEMORY_GIB = 2**33  # bytes of more than 63 bits are no memory
 
 app = typer.Typer(help="Clusters: describe this machine, list, show and store them.", invoke_without_command=True)
 
@@ -121,8 +121,8 @@ def discover(
     from autotune.cli.database import open_to_write
     from probes.discover import discover as discover_machine
 
-    if memory_gib is not None and not 0 < memory_gib < MOST_MEMORY_GIB:
-        raise InputError("--memory-gib", memory_gib, f"give a positive number below {MOST_MEMORY_GIB}")
+    if memory_gib is not None and not 0 < memory_gib < MAX_MEMORY_GIB:
+        raise InputError("--memory-gib", memory_gib, f"give a positive number below {MAX_MEMORY_GIB}")
     spec = recognised(discover_machine(ranks, None if memory_gib is None else int(memory_gib * 2**30)))
     if out is not None:
         output.write_text(out, spec.to_json() if out.suffix == ".json" else spec.to_yaml())

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
     from autotune.specs import ClusterSpec, ModelSpec, Profile
     from storage import SqlStore
-    from storage.backup import Copy
+    from storage.care.backup import Copy
 
 app = typer.Typer(help="The database: migrate, check, count, back up, restore, compact.", no_args_is_help=True)
 
@@ -80,7 +80,7 @@ def is_there(db: str | None) -> bool:
 def migrate(db: options.Database = None, as_json: options.AsJson = False) -> None:
     """Create the database, or bring its schema up to date."""
     from autotune.wiring import make_folder
-    from storage import maintenance
+    from storage.care import maintenance
 
     make_folder(db)
     done = maintenance.migrate(database_url(db))
@@ -95,7 +95,7 @@ def migrate(db: options.Database = None, as_json: options.AsJson = False) -> Non
 @app.command()
 def check(db: options.Database = None, as_json: options.AsJson = False) -> int:
     """Read the whole database and look for damage. Exit status 5 if there is some."""
-    from storage import maintenance
+    from storage.care import maintenance
 
     found = maintenance.check(database_url(db))
     if as_json:
@@ -109,7 +109,7 @@ def check(db: options.Database = None, as_json: options.AsJson = False) -> int:
 @app.command()
 def stats(db: options.Database = None, as_json: options.AsJson = False) -> None:
     """Count the rows of each table."""
-    from storage import maintenance
+    from storage.care import maintenance
 
     found = maintenance.stats(database_url(db))
     if as_json:
@@ -132,7 +132,7 @@ def backup(
     as_json: options.AsJson = False,
 ) -> None:
     """Write a consistent copy of the whole database to a file. Others may go on using it."""
-    from storage.backup import backup as write_backup
+    from storage.care.backup import backup as write_backup
 
     done = write_backup(database_url(db), file, overwrite=overwrite)
     _print_copy(done, f"{done.database} -> {done.file}", as_json=as_json)
@@ -149,7 +149,7 @@ def restore(
 ) -> None:
     """Put a backup into a new or empty database: all of it, or nothing."""
     from autotune.wiring import make_folder
-    from storage.backup import restore as read_backup
+    from storage.care.backup import restore as read_backup
 
     make_folder(db)
     done = read_backup(database_url(db), file, overwrite=overwrite)
@@ -173,7 +173,7 @@ def compact(
     """Turn old raw samples into summaries and give the space back. Results and verdicts stay as they are."""
     from datetime import timedelta
 
-    from storage.compaction import compact as compact_database
+    from storage.care.compaction import compact as compact_database
 
     done = compact_database(database_url(db), age=timedelta(days=older_than), kept=keep)
     if as_json:

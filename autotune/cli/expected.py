@@ -8,8 +8,8 @@ from autotune.cli import output
 
 if TYPE_CHECKING:
     from autotune.cli.inputs import Inputs
+    from autotune.imports.expected import ExpectedPlan, ExpectedRanking
     from autotune.specs import Plan, Profile, Space
-    from autotune.tuning.imported_rank import ExpectedPlan, ExpectedRanking
 
 
 def expected_ranking(
@@ -22,9 +22,9 @@ def expected_ranking(
     """
     from autotune.cli.database import open_to_read
     from autotune.cost.table import PlanTable
-    from autotune.search.rank import nothing_legal
+    from autotune.imports.expected import rank_with_history
+    from autotune.search.offline import nothing_legal
     from autotune.search.space import Runtime, legal_plans
-    from autotune.tuning.imported_rank import rank_with_history
 
     model, cluster, workload = inputs.model, inputs.cluster, inputs.workload
     table = legal_plans(model, cluster, workload, space) if plan is None else PlanTable.of([plan])
@@ -64,7 +64,7 @@ def print_expected(inputs: Inputs, ranking: ExpectedRanking, source: str, *, as_
     console = output.console()
     console.print(
         f"Expected for {inputs.model.name} on {inputs.cluster.name} after {source}: {ranking.same} runs of this "
-        f"request, lessons on {ranking.lessons} plans of others, {ranking.readings} collective readings "
+        f"request, transfers on {ranking.transfers} plans of others, {ranking.readings} collective readings "
         f"({ranking.framework})",
         soft_wrap=True,
     )
@@ -77,7 +77,7 @@ def _data(inputs: Inputs, ranking: ExpectedRanking, source: str) -> dict[str, An
 
     return {
         **request_data(inputs.model, inputs.cluster, inputs.workload),
-        "history": {"source": source, "runs": ranking.same, "lessons": ranking.lessons, "readings": ranking.readings},
+        "history": {"source": source, "runs": ranking.same, "lessons": ranking.transfers, "readings": ranking.readings},
         "framework": ranking.framework,
         "legal": ranking.legal,
         "plans": [_plan_data(item) for item in ranking.plans],

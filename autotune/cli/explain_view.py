@@ -10,13 +10,13 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from autotune.cli.inputs import Inputs
-    from autotune.search.scaling import ScalingCurve
-    from autotune.search.whatif import Setting
+    from autotune.explain.scaling import ScalingCurve
+    from autotune.explain.whatif import Setting
     from autotune.specs import Plan, Profile, Space
 
-MOST_WHAT_IFS = 3
-LEAST_GAIN = 0.01
-BAR, MOST_BAR = 20, 1.5
+MAX_WHAT_IFS = 3
+MIN_GAIN = 0.01
+BAR, MAX_BAR = 20, 1.5
 
 
 def print_best_reasons(console: Console, data: dict[str, Any]) -> None:
@@ -33,7 +33,7 @@ def print_explanation(console: Console, data: dict[str, Any]) -> None:
     """Limits, losses and the changes that would help most, a line each."""
     _print_lines(console, "What limits it:", [item["text"] for item in data["limits"]])
     _print_lines(console, "Against other plans:", [item["text"] for item in data["losses"]])
-    helpful = [item["text"] for item in data["what_ifs"] if item["gain"] >= LEAST_GAIN][:MOST_WHAT_IFS]
+    helpful = [item["text"] for item in data["what_ifs"] if item["gain"] >= MIN_GAIN][:MAX_WHAT_IFS]
     _print_lines(console, "What would help the best plan most, one change at a time:", helpful)
 
 
@@ -48,7 +48,7 @@ def _print_lines(console: Console, title: str, lines: list[str]) -> None:
 def explanation_of(inputs: Inputs, space: Space, profile: Profile | None, plan: Plan) -> dict[str, Any]:
     """The explanation of a plan by estimate, and why it is not the best one where it is not."""
     from autotune.cost.table import PlanTable
-    from autotune.search.explanation import explain_setting, rejection
+    from autotune.explain.explanation import explain_setting, rejection
 
     setting = _setting(inputs, space, profile)
     table = setting.plans()
@@ -74,14 +74,14 @@ def print_explained(plan: Plan, data: dict[str, Any]) -> None:
 
 def scaling_of(inputs: Inputs, space: Space, profile: Profile | None) -> ScalingCurve:
     """The curve of the best plan over numbers of devices."""
-    from autotune.search.scaling import scaling_curve
+    from autotune.explain.scaling import scaling_curve
 
     return scaling_curve(_setting(inputs, space, profile))
 
 
 def print_scaling(inputs: Inputs, curve: ScalingCurve) -> None:
     """The curve as a table with bars, and what follows from it."""
-    from autotune.search.scaling import INTERVAL
+    from autotune.explain.scaling import INTERVAL
 
     console, workload = output.console(), inputs.workload
     console.print(
@@ -98,7 +98,7 @@ def print_scaling(inputs: Inputs, curve: ScalingCurve) -> None:
         table.add_row(
             str(point.devices), point.plan.key, output.count_text(point.tokens_per_s_per_gpu),
             f"{point.efficiency:.2f}", f"{low:.2f}-{high:.2f}", output.percent_text(point.marginal),
-            "#" * round(BAR * min(point.efficiency, MOST_BAR)), point.limit,
+            "#" * round(BAR * min(point.efficiency, MAX_BAR)), point.limit,
         )  # fmt: skip
     console.print(table)
     if curve.left_out:
@@ -107,6 +107,6 @@ def print_scaling(inputs: Inputs, curve: ScalingCurve) -> None:
 
 
 def _setting(inputs: Inputs, space: Space, profile: Profile | None) -> Setting:
-    from autotune.search.whatif import Setting
+    from autotune.explain.whatif import Setting
 
     return Setting(model=inputs.model, cluster=inputs.cluster, workload=inputs.workload, profile=profile, space=space)

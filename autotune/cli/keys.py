@@ -28,7 +28,7 @@ def create(
 ) -> None:
     """Make a key. Its secret is printed once: the database keeps only a hash."""
     from autotune.cli.database import open_to_write
-    from autotune.tuning.keys import create_key
+    from autotune.fleet.keys import create_key
 
     with open_to_write(db) as store:
         made = create_key(store, name, role, expires_days)

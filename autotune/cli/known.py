@@ -12,8 +12,8 @@ from autotune.errors import InputError, MissingMeasurementError
 
 if TYPE_CHECKING:
     from autotune.cli.inputs import Inputs
+    from autotune.knowledge.answer import Answer
     from autotune.specs import BestEntry
-    from autotune.tuning.knowledge.answer import Answer
 
 app = typer.Typer(help="Best-known plans: list them, with their history, and compare two.", no_args_is_help=True)
 
@@ -21,9 +21,8 @@ app = typer.Typer(help="Best-known plans: list them, with their history, and com
 def answer_question(inputs: Inputs, *, target: str | None, settle: bool, db: str | None, as_json: bool) -> int:
     """Answers and, where asked to and nothing is known, settles by measuring."""
     from autotune.cli.database import is_there, open_to_read, open_to_write
-    from autotune.search.bounds import require_bounded
-    from autotune.search.space import Runtime
-    from autotune.tuning.knowledge.answer import best_known
+    from autotune.knowledge.answer import best_known
+    from autotune.search.space import Runtime, require_bounded
 
     require_bounded(inputs.model, inputs.cluster, inputs.workload, Runtime.TORCH)
     with open_to_read(db) if is_there(db) else open_to_write(db) as store:
@@ -49,8 +48,8 @@ def answer_question(inputs: Inputs, *, target: str | None, settle: bool, db: str
 def _settle(inputs: Inputs, answer: Answer, *, db: str | None, as_json: bool) -> int:
     """Runs a tuning that stops when little is expected to be gained."""
     from autotune.cli.tune import run_tuning
+    from autotune.knowledge.settling import SETTLE_GAIN, TRIALS
     from autotune.specs import Budget
-    from autotune.tuning.knowledge.settling import SETTLE_GAIN, TRIALS
     from autotune.wiring import open_service, open_store, require_local
 
     require_local(inputs.cluster)
@@ -154,7 +153,7 @@ def known_list(
     history: Annotated[bool, typer.Option("--history", help="Entries that were superseded, too.")] = False,
     before: Annotated[
         int | None,
-        typer.Option("--before", min=1, max=options.MOST_ID, metavar="ENTRY", help="Entries older than this."),
+        typer.Option("--before", min=1, max=options.MAX_ID, metavar="ENTRY", help="Entries older than this."),
     ] = None,
     limit: Annotated[int, typer.Option("--limit", min=1, max=1_000_000, help="Entries at most, newest first.")] = 50,
     db: options.Database = None,
@@ -162,7 +161,7 @@ def known_list(
 ) -> None:
     """Best-known entries, newest first."""
     from autotune.cli.database import open_to_read
-    from autotune.tuning.knowledge.answer import entry_data
+    from autotune.knowledge.answer import entry_data
 
     with open_to_read(db) as store:
         entries = store.best_page(
@@ -190,16 +189,16 @@ def known_list(
 def known_compare(
     one: Annotated[
         int,
-        typer.Argument(min=1, max=options.MOST_ID, metavar="ENTRY", help="An entry's number (autotune known list)."),
+        typer.Argument(min=1, max=options.MAX_ID, metavar="ENTRY", help="An entry's number (autotune known list)."),
     ],
-    other: Annotated[int, typer.Argument(min=1, max=options.MOST_ID, metavar="ENTRY", help="Another one.")],
+    other: Annotated[int, typer.Argument(min=1, max=options.MAX_ID, metavar="ENTRY", help="Another one.")],
     db: options.Database = None,
     as_json: options.AsJson = False,
 ) -> None:
     """Two entries side by side: what differs, and whether their intervals overlap."""
     from autotune.cli.database import open_to_read
-    from autotune.tuning.knowledge.answer import entry_data
-    from autotune.tuning.knowledge.comparing import compared
+    from autotune.knowledge.answer import entry_data
+    from autotune.knowledge.nearness import compared
 
     if one == other:
         raise InputError("ENTRY", other, "name two different entries")

@@ -9,7 +9,7 @@ import typer
 _SPACE = "Restrict the space (comma-separated values; default: every legal value)"
 _WORKLOAD = "Workload"
 
-MOST_ID = 2**63 - 1
+MAX_ID = 2**63 - 1
 """A database's numbers are no greater."""
 
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object instead of tables.")]

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from rich.table import Table
 
     from autotune.cli.inputs import Inputs
-    from autotune.search.rank import Ranking
+    from autotune.search.offline import Ranking
     from autotune.search.space import Runtime
     from autotune.specs import BytesByPart, Estimate, Plan, Profile, SecondsByPart
 
@@ -68,8 +68,8 @@ def plan(
     from autotune.cli.expected import expected_ranking, print_expected
     from autotune.cli.explain_view import explanation_of, print_explained, print_scaling, scaling_of
     from autotune.cli.inputs import read_inputs, read_space
-    from autotune.search.bounds import require_bounded
-    from autotune.search.rank import rank
+    from autotune.search.offline import rank
+    from autotune.search.space import require_bounded
     from autotune.tuning.report import ranking_data
 
     _require_one_question(plan, dimensions, history, explain=explain, scaling=scaling)
@@ -137,7 +137,7 @@ def _ranking_of_one(inputs: Inputs, plan: Plan, profile: Profile | None) -> Rank
     import time
 
     from autotune.cost.estimate import estimate as estimate_plan
-    from autotune.search.rank import RankedPlan, Ranking
+    from autotune.search.offline import RankedPlan, Ranking
 
     started = time.perf_counter()
     found = estimate_plan(inputs.model, inputs.cluster, inputs.workload, plan, profile)
@@ -204,7 +204,7 @@ def estimate(
     from autotune.cli.database import stored_profile
     from autotune.cli.inputs import read_inputs
     from autotune.cost.estimate import estimate as estimate_plan
-    from autotune.search.explain import largest_parts
+    from autotune.explain.losses import largest_parts
 
     inputs = read_inputs(model=model, cluster=cluster, seq_len=seq_len, global_batch=global_batch, dtype=dtype, db=db)
     chosen = read_plan(inputs, plan)
@@ -218,7 +218,7 @@ def estimate(
 
 
 def _print_estimate(inputs: Inputs, plan: Plan, found: Estimate) -> None:
-    from autotune.search.explain import largest_parts
+    from autotune.explain.losses import largest_parts
 
     console = output.console()
     console.print(_heading(inputs, found), f"plan {plan.key}", sep="\n", soft_wrap=True)

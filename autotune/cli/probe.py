@@ -12,8 +12,8 @@ from autotune.cli import check, options, output
 from autotune.errors import InputError
 
 if TYPE_CHECKING:
+    from autotune.ports.store import OnProgress
     from autotune.specs import ClusterSpec, Fingerprint, ProbeOutcome, ProbeProgress, ProbeRequest
-    from autotune.tuning.ports import OnProgress
 
 app = typer.Typer(help="Run one probe on this machine.", no_args_is_help=True)
 app.command("check")(check.check)

@@ -17,16 +17,16 @@ from autotune.errors import InputError
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from autotune.regression.local import OnMeasured
+    from autotune.regression.protocol import Wanted
+    from autotune.regression.selection import Selection
     from autotune.specs import BestEntry, Tuning
     from autotune.specs.regression import Check, CheckMeasurement
-    from autotune.tuning.regression.local import OnMeasured
-    from autotune.tuning.regression.protocol import Wanted
-    from autotune.tuning.regression.selection import Selection
     from storage import SqlStore
 
 app = typer.Typer(help="Nightly regression: do best-known plans still hold, and if not, why?", no_args_is_help=True)
 
-MOST_HISTORY = 1_000_000
+MAX_HISTORY = 1_000_000
 
 
 @app.command()
@@ -36,7 +36,7 @@ def run(
         typer.Option(
             "--entry",
             min=1,
-            max=options.MOST_ID,
+            max=options.MAX_ID,
             metavar="N",
             help="Check this entry (autotune known list); may be repeated.",
         ),
@@ -56,9 +56,9 @@ def run(
     Exit status 1 if a plan is worse than it was, else 0. Incidents are told as AUTOTUNE_WEBHOOK_URL and
     AUTOTUNE_SMTP_URL say.
     """
-    from autotune.alerts.delivery import deliver_patiently, senders_of
+    from autotune.regression.alerts import deliver_patiently, senders_of
+    from autotune.regression.local import LocalRegression
     from autotune.settings import read_settings
-    from autotune.tuning.regression.local import LocalRegression
     from autotune.wiring import open_prober, open_store, require_local
 
     _require_budget(budget_gpu_s)
@@ -156,9 +156,9 @@ def status(db: options.Database = None, as_json: options.AsJson = False) -> int:
 @app.command()
 def history(
     entry: Annotated[
-        int | None, typer.Option("--entry", min=1, max=options.MOST_ID, metavar="N", help="Of this entry's plan only.")
+        int | None, typer.Option("--entry", min=1, max=options.MAX_ID, metavar="N", help="Of this entry's plan only.")
     ] = None,
-    limit: Annotated[int, typer.Option("--limit", min=1, max=MOST_HISTORY, help="Checks at most, newest first.")] = 50,
+    limit: Annotated[int, typer.Option("--limit", min=1, max=MAX_HISTORY, help="Checks at most, newest first.")] = 50,
     db: options.Database = None,
     as_json: options.AsJson = False,
 ) -> None:
@@ -180,7 +180,7 @@ def history(
 @app.command()
 def incidents(
     open_only: Annotated[bool, typer.Option("--open", help="Only those that have not recovered.")] = False,
-    limit: Annotated[int, typer.Option("--limit", min=1, max=MOST_HISTORY, help="Incidents at most.")] = 50,
+    limit: Annotated[int, typer.Option("--limit", min=1, max=MAX_HISTORY, help="Incidents at most.")] = 50,
     db: options.Database = None,
     as_json: options.AsJson = False,
 ) -> None:
@@ -241,7 +241,7 @@ def _entries(
     store: SqlStore, asked: Sequence[int] | None, budget_gpu_s: float | None
 ) -> tuple[Sequence[BestEntry], Selection | None]:
     """The entries that were named, or those that are chosen among what was measured on this machine."""
-    from autotune.tuning.regression.selection import select
+    from autotune.regression.selection import select
 
     if asked:
         found = [store.best_entry(number) for number in dict.fromkeys(asked)]

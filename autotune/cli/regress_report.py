@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from autotune.specs.regression import Check, Incident
     from storage import SqlStore
 
-MOST_CHECKS, MOST_INCIDENTS = 400, 50
+MAX_CHECKS, MAX_INCIDENTS = 400, 50
 COLOURS = {
     "baseline": "#777777", "unchanged": "#2a7f3f", "better": "#1f5fa8", "worse": "#b3261e", "cannot_tell": "#c08a00",
 }  # fmt: skip
@@ -51,10 +51,10 @@ def read_report(store: SqlStore) -> Report:
 
     stories = []
     for candidate in store.check_candidates():
-        checks = store.checks(series=candidate.series, state=CheckState.DONE, limit=MOST_CHECKS)[::-1]
+        checks = store.checks(series=candidate.series, state=CheckState.DONE, limit=MAX_CHECKS)[::-1]
         if checks:
             stories.append(Story(entry=store.best_entry(candidate.entry_id), checks=checks))
-    return Report(at=datetime.now(UTC), stories=stories, incidents=store.incidents_page(limit=MOST_INCIDENTS))
+    return Report(at=datetime.now(UTC), stories=stories, incidents=store.incidents_page(limit=MAX_INCIDENTS))
 
 
 HEADINGS = ("entry", "model", "cluster", "plan", "checked (UTC)", "verdict", "throughput", "interval", "cause")

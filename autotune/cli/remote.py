@@ -112,7 +112,7 @@ def tune(
 
 def _cautions(client: Client, pool: str, *, cold: bool) -> Iterator[str]:
     """What whoever has asked for a tuning should know before it begins."""
-    from autotune.tuning.fleet.eligibility import LOST_AFTER_S
+    from autotune.fleet.eligibility import LOST_AFTER_S
 
     if cold:
         yield "Cold: every trial starts its ranks anew, which costs many times the GPU-seconds of warm ranks"
@@ -257,8 +257,8 @@ def print_best(query: dict[str, Any], *, settle: bool, as_json: bool) -> int:
 
 def settle_there(query: dict[str, Any], *, as_json: bool) -> int:
     """A tuning that stops when little is expected to be gained, on the server's nodes."""
+    from autotune.knowledge.settling import SETTLE_GAIN, TRIALS
     from autotune.specs import Budget, SamplerName, Space
-    from autotune.tuning.knowledge.settling import SETTLE_GAIN, TRIALS
 
     workload = {name: query[name] for name in ("seq_len", "global_batch", "dtype")}
     return tune(

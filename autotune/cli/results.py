@@ -14,8 +14,8 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from autotune.export import LaunchArguments
+    from autotune.search.ranking import Best
     from autotune.specs import Plan, Trial, Tuning
-    from autotune.tuning.best import Best
     from storage import SqlStore
 
 
@@ -81,17 +81,17 @@ def _best_of_tuning(tuning: str | None, target: str | None, *, db: str | None, a
         newest = store.tunings(1)[0]
     if tuning is None:
         output.print_newer(newest.id, newest.state, asked.id)
-    launch = _launch(asked, found.standing.plan, target)
+    launch = _launch(asked, found.ranked.plan, target)
     answer["launch"] = asdict(launch) if launch else None
     if as_json:
         output.print_json(answer)
     else:
-        _print_best(answer, found.standing.plan, launch)
+        _print_best(answer, found.ranked.plan, launch)
 
 
 def _find_best(store: SqlStore, tuning_id: str | None) -> tuple[Tuning, Best]:
     """The tuning that was named, or the newest with a complete trial, and its best plan."""
-    from autotune.tuning.best import best_of
+    from autotune.search.ranking import best_of
 
     for tuning in [store.tuning(tuning_id)] if tuning_id is not None else store.tunings():
         found = best_of(store.trials(tuning.id), tuning.cluster)

@@ -11,7 +11,7 @@ import typer
 from autotune.cli import options, output
 
 if TYPE_CHECKING:
-    from workers.queue import CeleryQueue
+    from autotune.queue.sending import CeleryQueue
 
 PORT = 8765
 
@@ -52,7 +52,7 @@ def serve(
 
 
 def _warn_without_broker(queue: CeleryQueue, url: str) -> None:
-    from workers.app import shown
+    from autotune.queue.app import shown
 
     if not queue.answers():
         output.error_console().print(

@@ -29,7 +29,7 @@ TIMEOUT_S = 30.0
 STREAM_SILENCE_S = 60.0
 """The server sends a comment every 15 s: silence this long is a lost connection."""
 
-RETRY_S, MOST_RETRY_S = 0.5, 15.0
+RETRY_S, MAX_RETRY_S = 0.5, 15.0
 DEFAULT_GIVE_UP_S = 300.0
 
 Data = dict[str, Any]
@@ -144,7 +144,7 @@ class Client:
                 if time.monotonic() - lost_at > give_up_s:
                     raise
                 time.sleep(wait_s)
-                wait_s = min(2.0 * wait_s, MOST_RETRY_S)
+                wait_s = min(2.0 * wait_s, MAX_RETRY_S)
 
     def tuning_ended(self, tuning_id: str) -> bool:
         """Whether nothing more will happen."""

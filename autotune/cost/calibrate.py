@@ -13,9 +13,8 @@ import numpy as np
 import numpy.typing as npt
 
 from autotune.cost.estimate import estimate, memory_table
-from autotune.cost.gemm import PLAIN, Gemm, gemm_of
 from autotune.cost.network import Network, geometry, ring_steps, ring_traffic
-from autotune.cost.speeds import device_overhead_bytes
+from autotune.cost.speeds import PLAIN, Gemm, device_overhead_bytes, gemm_of
 from autotune.cost.table import PlanTable
 from autotune.cost.work import reading_work
 from autotune.errors import InputError, MissingMeasurementError

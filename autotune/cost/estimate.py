@@ -7,15 +7,11 @@ from functools import cached_property
 
 import numpy as np
 
-from autotune.cost.flops import model_flops_per_token
 from autotune.cost.framework import TORCH, Framework
-from autotune.cost.layouts import Layouts
 from autotune.cost.memory import BYTE_PARTS, MemoryModel
 from autotune.cost.network import Network
 from autotune.cost.pieces import PieceModel, runs_ahead
 from autotune.cost.pipeline import stage_slots
-from autotune.cost.rows import pieces
-from autotune.cost.shapes import Shapes
 from autotune.cost.speeds import (
     context_bytes,
     device_overhead_bytes,
@@ -24,8 +20,9 @@ from autotune.cost.speeds import (
     speeds_of,
     usable_bytes,
 )
-from autotune.cost.table import BoolColumn, FloatColumn, IntColumn, PlanTable
+from autotune.cost.table import BoolColumn, FloatColumn, IntColumn, Layouts, PlanTable, Shapes, pieces
 from autotune.cost.time import TERMS, TIME_PARTS, Terms, TimeModel
+from autotune.cost.work import model_flops_per_token
 from autotune.errors import IllegalPlanError
 from autotune.specs import (
     Basis,

@@ -7,26 +7,93 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from autotune.cost.activations import kept_bytes, layer_token_bytes
 from autotune.cost.framework import TORCH, Framework
-from autotune.cost.layouts import Layouts
-from autotune.cost.matmuls import expert_load
 from autotune.cost.parameters import embedding_parameters, head_parameters, layer_parameters
 from autotune.cost.pipeline import StageSlots, in_flight
-from autotune.cost.rows import Rows
-from autotune.cost.table import GPIPE, FloatColumn
-from autotune.cost.work import stored_bytes
+from autotune.cost.table import FULL, GPIPE, SELECTIVE, FloatColumn, Layouts, Rows
+from autotune.cost.work import expert_load, stored_bytes
 from autotune.specs import BytesByPart, DType, ModelSpec, Optimizer, Workload
+
+# ----------------------------------------------------------------------------------------------------
+# Bytes that a layer keeps between forward and backward, counted tensor by tensor.
+#
+# For LayerNorm, GELU and one key per query head the count is 32 bytes a token and hidden element in 16 bits, plus the
+# fp32 log-sum-exp of a fused attention kernel (4 a token and head). Korthikanti et al. 2022 (arXiv:2205.05198, section
+# 4.1) have 34: their 2 more are the masks of two dropouts, which we leave out because current models are trained
+# without dropout; their 5·a·s/h is what a kernel keeps that is not fused. Statistics of the norms (8 bytes a token) are
+# left out.
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TokenBytes:
+    """Bytes a token of one layer: `sharded` is divided by tp, `whole` only with sequence parallelism.
+
+    `core` is the part of `sharded` that selective recomputation drops, `entry` the layer's input, which is all
+    that full recomputation keeps. `gradients` is what backward through the MLP holds at once: the gradients of its
+    inner tensors.
+    """
+
+    sharded: float
+    whole: float
+    core: float
+    entry: float
+    gradients: float
+
+
+def layer_token_bytes(model: ModelSpec, workload: Workload, *, moe: bool, load: float = 1.0) -> TokenBytes:
+    """What one layer keeps of a token, by how it is divided; `load` is the rank's routed tokens over the mean."""
+    size, h = stored_bytes(workload.dtype), model.hidden
+    whole = 4.0 * h + _latent_width(model)  # the inputs of two norms, of the projections and of the MLP
+    if moe:  # the sorted copies that go to the experts and what they give back, and fp32 scores
+        whole += 2.0 * load * model.top_k * h + 8.0 * model.experts / size
+    core = 4.0 * model.heads
+    width = (load * model.top_k + model.shared_experts) * model.expert_ffn if moe else model.ffn
+    # An MLP keeps its activation's input and output; a gated one also the second factor and the product.
+    sharded = _attention_width(model) + (4.0 if model.gated else 2.0) * width
+    return TokenBytes(
+        sharded=size * sharded + core,
+        whole=size * whole,
+        core=core,
+        entry=float(size * h),
+        gradients=size * (3.0 if model.gated else 2.0) * width,
+    )
+
+
+def _attention_width(model: ModelSpec) -> float:
+    """Elements a token of queries, keys, values and the context (and of q and k before their norm)."""
+    latent = model.latent_attention
+    if latent is not None:
+        return 2.0 * model.heads * (latent.qk_nope_head_dim + latent.qk_rope_head_dim + latent.v_head_dim)
+    norm_inputs = model.heads + model.kv_heads if model.qk_norm else 0
+    return float((2 * model.heads + 2 * model.kv_heads + norm_inputs) * model.head_dim)
+
+
+def _latent_width(model: ModelSpec) -> float:
+    """Elements a token of latent attention's compressed queries and keys, before and after their norms."""
+    latent = model.latent_attention
+    return 2.0 * (latent.q_lora_rank + latent.kv_lora_rank) + latent.qk_rope_head_dim if latent else 0.0
+
+
+def kept_bytes(layer: TokenBytes, rows: Rows) -> tuple[FloatColumn, FloatColumn]:
+    """(bytes a layer keeps for one micro-batch, bytes that its backward needs for a while).
+
+    The latter are its gradients, and with full recomputation its working set, made again.
+    """
+    working = rows.tokens * (layer.sharded / rows.tp + layer.whole / rows.spread)
+    kept = np.where(rows.recompute == SELECTIVE, working - rows.tokens * (layer.core / rows.tp), working)
+    full = rows.recompute == FULL
+    gradients = rows.tokens * (layer.gradients / rows.tp)
+    return np.where(full, rows.tokens * (layer.entry / rows.spread), kept), gradients + np.where(full, working, 0.0)
+
 
 BYTE_PARTS = tuple(BytesByPart.model_fields)
 GATHERED_LAYERS = 2.0
 """ZeRO-3 holds the layer at work and prefetches the next one."""
 
-
 WORKSPACE_BYTES = 0.4e9
 """Reserved on a GPU whatever the plan: workspaces of matrix products, small tensors, half-used blocks."""
 
-MOST_IN_FLIGHT = 10.0
+MAX_IN_FLIGHT = 10.0
 """More micro-batches in flight than this fragment memory no further (seen up to 32)."""
 
 
@@ -176,7 +243,7 @@ class MemoryModel:
         pp, vpp = self._layouts.pp[rows.layout], self._layouts.vpp[rows.layout]
         flying = in_flight(stage, pp, vpp, rows.micro_batches, rows.schedule)
         rate = self._fragmentation + self._framework.fragmentation_by_tp * np.log2(rows.tp)
-        share: FloatColumn = rate * np.log2(np.clip(flying, 1.0, MOST_IN_FLIGHT))
+        share: FloatColumn = rate * np.log2(np.clip(flying, 1.0, MAX_IN_FLIGHT))
         return share
 
     def _losses(self, slot: int, rows: Rows) -> tuple[FloatColumn, FloatColumn]:

@@ -7,19 +7,20 @@ from dataclasses import dataclass
 import numpy as np
 
 from autotune.cost.framework import Framework
-from autotune.cost.matmuls import expert_load, layer_products, product_flops
 from autotune.cost.network import Network
 from autotune.cost.parameters import layer_counts
-from autotune.cost.shapes import Shapes
 from autotune.cost.speeds import Speeds
-from autotune.cost.table import NO_RECOMPUTE, FloatColumn
+from autotune.cost.table import NO_RECOMPUTE, FloatColumn, Shapes
 from autotune.cost.work import (
     CORE_PASSES,
     MATMUL_PASSES,
     embedding_work,
+    expert_load,
     head_products,
     head_work,
+    layer_products,
     layer_work,
+    product_flops,
     stored_bytes,
 )
 from autotune.specs import CollectiveOp, ModelSpec, Workload

@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, fields
 
 import numpy as np
 import numpy.typing as npt
 
-from autotune.specs import Plan, Recompute, Schedule
+from autotune.specs import Plan, Recompute, Schedule, Workload
 
 IntColumn = npt.NDArray[np.int32]
 CodeColumn = npt.NDArray[np.int8]
 BoolColumn = npt.NDArray[np.bool_]
 FloatColumn = npt.NDArray[np.float64]
 IndexColumn = npt.NDArray[np.intp]
-
 RECOMPUTES = (Recompute.NONE, Recompute.SELECTIVE, Recompute.FULL)
 """The meaning of the `recompute` codes, by position."""
 
@@ -110,3 +109,174 @@ COLUMNS = tuple(field.name for field in fields(PlanTable))
 
 DEGREES = COLUMNS[:7]
 """The integer columns."""
+
+# ----------------------------------------------------------------------------------------------------
+# The distinct rank layouts of a table: a million plans share some thousand of them.
+
+LUT_LIMIT = 1 << 22
+"""Largest look-up table that replaces sorting."""
+
+FIELDS = ("tp", "pp", "dp", "cp", "ep", "vpp")
+Integers = npt.NDArray[np.int64]
+
+
+@dataclass(frozen=True, eq=False)
+class Layouts:
+    """Distinct (tp, pp, dp, cp, ep, vpp) as float columns; row i of the table has layout `index[i]`."""
+
+    tp: FloatColumn
+    pp: FloatColumn
+    dp: FloatColumn
+    cp: FloatColumn
+    ep: FloatColumn
+    vpp: FloatColumn
+    index: IndexColumn
+
+    @classmethod
+    def of(cls, table: PlanTable) -> Layouts:
+        """The layouts of this table."""
+        code = np.zeros(len(table), dtype=np.int64)
+        for name in FIELDS:
+            values, inverse = distinct(getattr(table, name))
+            code = code * len(values) + inverse
+            if code.size and int(code.max()) >= LUT_LIMIT:
+                _, code = distinct(code)
+        _, index, first = _first_rows(code)
+        columns = {name: getattr(table, name)[first].astype(np.float64) for name in FIELDS}
+        return cls(**columns, index=index)
+
+    def __len__(self) -> int:
+        return len(self.tp)
+
+    @property
+    def shards(self) -> FloatColumn:
+        """Ranks that hold the same parameters and share ZeRO's state: z = dp * cp."""
+        return self.dp * self.cp
+
+
+def distinct(column: npt.NDArray[np.integer]) -> tuple[Integers, IndexColumn]:
+    """(sorted distinct values, inverse), as numpy.unique; without sorting where the values are small."""
+    if column.size == 0 or int(column.max()) >= LUT_LIMIT or int(column.min()) < 0:
+        values, inverse = np.unique(column, return_inverse=True)
+        return values.astype(np.int64), inverse
+    seen = np.zeros(int(column.max()) + 1, dtype=np.bool_)
+    seen[column] = True
+    lut = np.cumsum(seen, dtype=np.intp) - 1
+    return np.flatnonzero(seen), lut[column]
+
+
+def _first_rows(code: Integers) -> tuple[Integers, IndexColumn, IndexColumn]:
+    """(distinct codes, inverse, one row of each)."""
+    values, index = distinct(code)
+    first = np.zeros(len(values), dtype=np.intp)
+    first[index] = np.arange(len(code))
+    return values, index, first
+
+
+# ----------------------------------------------------------------------------------------------------
+# Shapes: the distinct work of one micro-batch on one rank. A million plans share some thousand of them.
+
+
+@dataclass(frozen=True, eq=False, slots=True, kw_only=True)
+class Shapes:
+    """Distinct (tp, cp, ep, micro-batch, sequence parallelism, recompute); row i of the table has shape `index[i]`.
+
+    `tokens` are those of one micro-batch on one context-parallel rank; `spread` divides what sequence parallelism
+    divides (tp with it, else 1).
+    """
+
+    tp: FloatColumn
+    cp: FloatColumn
+    ep: FloatColumn
+    spread: FloatColumn
+    tokens: FloatColumn
+    sequence_parallel: BoolColumn
+    recompute: CodeColumn
+    index: IndexColumn
+
+    def __len__(self) -> int:
+        return len(self.tp)
+
+    @classmethod
+    def of(cls, table: PlanTable, layouts: Layouts, workload: Workload) -> Shapes:
+        """The shapes of this table."""
+        by_layout = _code([layouts.tp.astype(np.int64), layouts.cp.astype(np.int64), layouts.ep.astype(np.int64)])
+        sizes, micro_batch = distinct(table.micro_batch)
+        code = by_layout[layouts.index] * len(sizes) + micro_batch
+        code = code * 6 + table.sequence_parallel * 3 + table.recompute
+        values, index = distinct(code)
+        first = np.zeros(len(values), dtype=np.intp)
+        first[index] = np.arange(len(code))
+        layout = layouts.index[first]
+        tp, cp = layouts.tp[layout], layouts.cp[layout]
+        sequence_parallel = table.sequence_parallel[first]
+        return cls(
+            tp=tp,
+            cp=cp,
+            ep=layouts.ep[layout],
+            spread=np.where(sequence_parallel, tp, 1.0),
+            tokens=table.micro_batch[first] * (workload.seq_len / cp),
+            sequence_parallel=sequence_parallel,
+            recompute=table.recompute[first],
+            index=index,
+        )
+
+
+def _code(columns: list[IndexColumn]) -> IndexColumn:
+    """One number for each distinct row of the columns."""
+    code = np.zeros(len(columns[0]), dtype=np.int64)
+    for column in columns:
+        values, inverse = distinct(column)
+        code = code * max(len(values), 1) + inverse
+    return distinct(code)[1]
+
+
+# ----------------------------------------------------------------------------------------------------
+# Rows: a cache-sized piece of a plan table with the float columns that all formulas share.
+
+CHUNK_ROWS = 8192
+"""Rows of one piece: a float column of it is 64 KiB, so that a dozen of them stay in a core's cache."""
+
+
+@dataclass(frozen=True, eq=False, slots=True, kw_only=True)
+class Rows:
+    """`layout` indexes the table's distinct layouts, `shape` its distinct shapes.
+
+    `tokens` are those of one micro-batch on one context-parallel rank; `spread` divides what sequence parallelism
+    divides (tp with it, else 1); `micro_batches` is m.
+    """
+
+    layout: IndexColumn
+    shape: IndexColumn
+    tp: FloatColumn
+    spread: FloatColumn
+    tokens: FloatColumn
+    micro_batches: FloatColumn
+    zero_stage: CodeColumn
+    recompute: CodeColumn
+    schedule: CodeColumn
+    sequence_parallel: BoolColumn
+
+
+def pieces(table: PlanTable, layouts: Layouts, shapes: Shapes, workload: Workload) -> Iterator[tuple[slice, Rows]]:
+    """(where, rows) over the table, piece by piece."""
+    for start in range(0, len(table), CHUNK_ROWS):
+        where = slice(start, start + CHUNK_ROWS)
+        layout = layouts.index[where]
+        shape = shapes.index[where]
+        micro_batch = table.micro_batch[where].astype(np.float64)
+        yield (
+            where,
+            Rows(
+                layout=layout,
+                shape=shape,
+                tp=shapes.tp[shape],
+                spread=shapes.spread[shape],
+                tokens=shapes.tokens[shape],
+                micro_batches=(workload.global_batch / layouts.dp)[layout] / micro_batch,
+                zero_stage=table.zero_stage[where],
+                recompute=table.recompute[where],
+                schedule=table.schedule[where],
+                sequence_parallel=table.sequence_parallel[where],
+            ),
+        )

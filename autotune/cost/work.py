@@ -1,8 +1,5 @@
-"""What one rank computes for one micro-batch: FLOPs, bytes moved and kernels of a layer, the embedding and the head.
-
-The same counts are used to fit a profile (calibrate) and to apply it (estimate), so a constant factor in them is
-absorbed by the fit. All functions take floats or float columns.
-"""
+"""What one rank computes for one micro-batch: model FLOPs, and the FLOPs, bytes moved, kernels and matrix products of a
+layer, the embedding and the head."""
 
 from __future__ import annotations
 
@@ -11,15 +8,148 @@ from typing import NamedTuple, TypeVar
 
 import numpy as np
 
-from autotune.cost.flops import attention_width, core_flops_per_token
-from autotune.cost.gemm import PLAIN, Gemm
-from autotune.cost.matmuls import Passes, Product, layer_products, product_flops
-from autotune.cost.parameters import layer_matrices
+from autotune.cost.parameters import attention_matrices, layer_counts, layer_matrices
+from autotune.cost.speeds import PLAIN, Gemm
 from autotune.cost.table import RECOMPUTES, FloatColumn
 from autotune.specs import DType, LayerPart, LayerReading, ModelSpec, Position, Workload
 
-Number = TypeVar("Number", float, FloatColumn)
+# ----------------------------------------------------------------------------------------------------
+# Model FLOPs: what training a token needs, whatever the plan; recomputation is never counted here.
 
+FORWARD_AND_BACKWARD = 3
+"""Backward takes two matrix products for each one of forward."""
+
+
+def matmul_parameters(model: ModelSpec) -> int:
+    """Matrix parameters active for a token, the output head included, the embedding lookup not."""
+    dense, moe = layer_counts(model)
+    layers = dense * layer_matrices(model, moe=False).total
+    layers += moe * layer_matrices(model, moe=True).total if moe else 0
+    return layers + model.vocab * model.hidden
+
+
+def attention_width(model: ModelSpec) -> int:
+    """Heads x (dim of a query + dim of a value): 2 x heads x head_dim but for latent attention."""
+    latent = model.latent_attention
+    if latent is None:
+        return 2 * model.heads * model.head_dim
+    return model.heads * (latent.qk_nope_head_dim + latent.qk_rope_head_dim + latent.v_head_dim)
+
+
+def core_flops_per_token(model: ModelSpec, seq_len: int) -> float:
+    """Forward FLOPs of one layer's scores and context for one token, causal: half of the full s²."""
+    return float(seq_len * attention_width(model))
+
+
+def model_flops_per_token(model: ModelSpec, seq_len: int) -> float:
+    """Forward + backward FLOPs of a token: 6 x active matrix parameters + causal attention at half of s².
+
+    6·P + 12·L·s·a·d·½ (PaLM, arXiv:2204.02311, appendix B, with the causal half).
+    """
+    attention = model.layers * core_flops_per_token(model, seq_len)
+    return FORWARD_AND_BACKWARD * (2.0 * matmul_parameters(model) + attention)
+
+
+def full_square_flops_per_token(model: ModelSpec, seq_len: int) -> float:
+    """As `model_flops_per_token`, but attention counted over the full s², as Megatron-LM and PaLM publish it."""
+    attention = 2 * model.layers * core_flops_per_token(model, seq_len)
+    return FORWARD_AND_BACKWARD * (2.0 * matmul_parameters(model) + attention)
+
+
+# ----------------------------------------------------------------------------------------------------
+# The matrix products of a layer by shape, so that small ones cost what they cost (cost.gemm).
+
+EXPERT_LOAD_FACTOR = 1.1
+"""Assumption: the hottest rank of an expert-parallel group has 10 % more tokens than the mean."""
+
+
+def expert_load(model: ModelSpec, ep: FloatColumn) -> FloatColumn:
+    """Tokens of the hottest rank over the mean; a capacity bounds it, and a rank with all experts has no more."""
+    most = min(EXPERT_LOAD_FACTOR, model.expert_capacity) if model.expert_capacity else EXPERT_LOAD_FACTOR
+    load: FloatColumn = np.where(ep > 1, most, 1.0)
+    return load
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Product:
+    """tokens x `n` x `k`, `count` of them. tp divides n, k or neither; `routed` products run once an expert."""
+
+    n: float
+    k: float
+    divides: str
+    count: float = 1.0
+    routed: bool = False
+
+
+def layer_products(model: ModelSpec, *, moe: bool) -> list[Product]:
+    """The products of one layer's forward pass; gate and up projections are one product, as are q, k and v."""
+    h, gates = float(model.hidden), 2.0 if model.gated else 1.0
+    found = _attention(model)
+    width = float(model.shared_experts * model.expert_ffn if moe else model.ffn)
+    if width:
+        found += [Product(n=gates * width, k=h, divides="n"), Product(n=h, k=width, divides="k")]
+    if moe:
+        wide = float(model.expert_ffn)
+        found.append(Product(n=float(model.experts), k=h, divides="none"))
+        found.append(Product(n=gates * wide, k=h, divides="n", routed=True))
+        found.append(Product(n=h, k=wide, divides="k", routed=True))
+    return found
+
+
+def _attention(model: ModelSpec) -> list[Product]:
+    h, matrices = float(model.hidden), attention_matrices(model)
+    if model.latent_attention is not None:
+        found = [Product(n=matrices.sharded / h, k=h, divides="n")]
+        return found + ([Product(n=matrices.whole / h, k=h, divides="none")] if matrices.whole else [])
+    context = float(model.heads * model.head_dim)
+    return [
+        Product(n=context + 2.0 * model.kv_heads * model.head_dim, k=h, divides="n"),
+        Product(n=h, k=context, divides="k"),
+    ]
+
+
+@dataclass(frozen=True, slots=True)
+class Passes:
+    """FLOPs as large products would need them: of the forward pass and of the two backward products."""
+
+    forward: FloatColumn
+    backward: FloatColumn
+
+
+def product_flops(
+    model: ModelSpec, products: list[Product], tokens: FloatColumn, tp: FloatColumn, ep: FloatColumn, gemm: Gemm
+) -> Passes:
+    """FLOPs of one rank for one micro-batch, padded by the shape of each product.
+
+    Args:
+        model: for its experts.
+        products: of the layer or the head.
+        tokens: of the micro-batch, [shapes].
+        tp: [shapes].
+        ep: [shapes].
+        gemm: shape constants of the device.
+    """
+    forward, backward = np.zeros(len(tokens)), np.zeros(len(tokens))
+    for item in products:
+        n = item.n / tp if item.divides == "n" else np.full(len(tp), item.n)
+        k = item.k / tp if item.divides == "k" else np.full(len(tp), item.k)
+        m, times = tokens, np.full(len(tp), item.count)
+        if item.routed:
+            m = np.maximum(tokens * model.top_k * ep / model.experts, 1.0)
+            times = expert_load(model, ep) * tokens * model.top_k / m
+        once = times * 2.0 * m * n * k
+        forward += once * gemm.padding(m, n, k)
+        backward += once * (gemm.padding(m, k, n) + gemm.padding(k, n, m))
+    return Passes(forward, backward)
+
+
+# ----------------------------------------------------------------------------------------------------
+# What one rank computes for one micro-batch: FLOPs, bytes moved and kernels of a layer, the embedding and the head.
+#
+# The same counts are used to fit a profile (calibrate) and to apply it (estimate), so a constant factor in them is
+# absorbed by the fit. All functions take floats or float columns.
+
+Number = TypeVar("Number", float, FloatColumn)
 BACKWARD_CORE = 2.5
 """A fused attention kernel recomputes the scores: five products for forward's two (arXiv:2307.08691, section 3)."""
 
@@ -27,7 +157,6 @@ BACKWARD_CORE = 2.5
 # input and a weight gradient for each product, and moves about twice forward's bytes.
 MATMUL_PASSES = np.array([3.0, 3.0, 4.0])
 CORE_PASSES = np.array([1 + BACKWARD_CORE, 2 + BACKWARD_CORE, 2 + BACKWARD_CORE])
-
 BACKWARD_SHARE = 2.0 / 3.0
 """Share of forward + backward time that is backward; what gradient communication can hide under."""
 

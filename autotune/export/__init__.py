@@ -7,12 +7,12 @@ from collections.abc import Callable
 
 from autotune.errors import UnknownNameError
 from autotune.export import deepspeed, megatron, nanotron, nemo, torchtitan
-from autotune.export.arguments import LaunchArguments, Run, flags
+from autotune.export.arguments import ExportRequest, LaunchArguments, flags
 from autotune.specs import ClusterSpec, ModelSpec, Plan, Workload
 
 __all__ = ["LaunchArguments", "launch_arguments", "own_command", "plan_text", "targets"]
 
-_EXPORTERS: dict[str, Callable[[Run], LaunchArguments]] = {
+_EXPORTERS: dict[str, Callable[[ExportRequest], LaunchArguments]] = {
     each.NAME: each.export for each in (megatron, deepspeed, torchtitan, nemo, nanotron)
 }
 
@@ -33,7 +33,7 @@ def launch_arguments(
     """
     if target not in _EXPORTERS:
         raise UnknownNameError("target", target, targets())
-    run = Run(model=model, cluster=cluster, workload=workload, plan=plan)
+    run = ExportRequest(model=model, cluster=cluster, workload=workload, plan=plan)
     run.check()
     return _EXPORTERS[target](run)
 

@@ -29,7 +29,7 @@ class LaunchArguments:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Run:
+class ExportRequest:
     """A plan with everything it is a plan for; what an exporter gets."""
 
     model: ModelSpec
@@ -61,7 +61,7 @@ class Run:
         return ("torchrun", "--nnodes", str(nodes), "--nproc-per-node", str(self.cluster.gpus_per_node), *where)
 
 
-def refuse(target: str, run: Run, reasons: Iterable[tuple[bool, str]]) -> None:
+def refuse(target: str, run: ExportRequest, reasons: Iterable[tuple[bool, str]]) -> None:
     """Raises IllegalPlanError with the first reason that holds: the target has no words for this plan."""
     for holds, reason in reasons:
         if holds:

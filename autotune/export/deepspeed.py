@@ -5,14 +5,14 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from autotune.export.arguments import LaunchArguments, Run, refuse
+from autotune.export.arguments import ExportRequest, LaunchArguments, refuse
 from autotune.specs import DType, Plan, Recompute, Schedule
 
 NAME = "deepspeed"
 CONFIG = "autotune.json"
 
 
-def export(run: Run) -> LaunchArguments:
+def export(run: ExportRequest) -> LaunchArguments:
     """The command and its JSON. Raises IllegalPlanError for what DeepSpeed cannot do."""
     plan, dtype = run.plan, run.workload.dtype
     refuse(
@@ -41,7 +41,7 @@ def export(run: Run) -> LaunchArguments:
     )
 
 
-def _config(run: Run) -> dict[str, Any]:
+def _config(run: ExportRequest) -> dict[str, Any]:
     plan, workload = run.plan, run.workload
     config: dict[str, Any] = {
         "train_batch_size": workload.global_batch,

@@ -5,7 +5,7 @@ The rank order is the plan's: Megatron's default, tp-cp-ep-dp-pp.
 
 from __future__ import annotations
 
-from autotune.export.arguments import LaunchArguments, Run, flags, refuse
+from autotune.export.arguments import ExportRequest, LaunchArguments, flags, refuse
 from autotune.specs import DType, ModelSpec, Norm, Optimizer, Plan, Position, Recompute, Schedule, Workload
 
 NAME = "megatron"
@@ -13,7 +13,7 @@ NAME = "megatron"
 SHARDING = {2: "optim_grads", 3: "optim_grads_params"}
 
 
-def export(run: Run) -> LaunchArguments:
+def export(run: ExportRequest) -> LaunchArguments:
     """The command of one node. Raises IllegalPlanError for what Megatron-LM has no argument for."""
     check(NAME, run)
     words = {**_shape(run.model, run.workload), **_moe(run.model), **_parallelism(run.plan), **_batch(run)}
@@ -22,7 +22,7 @@ def export(run: Run) -> LaunchArguments:
     )
 
 
-def check(target: str, run: Run) -> None:
+def check(target: str, run: ExportRequest) -> None:
     """Raises IllegalPlanError for a plan or model that Megatron-Core cannot run; `target` is named in it."""
     model, plan = run.model, run.plan
     chunks = plan.pp * plan.vpp
@@ -121,7 +121,7 @@ def _parallelism(plan: Plan) -> dict[str, object]:
     }
 
 
-def _batch(run: Run) -> dict[str, object]:
+def _batch(run: ExportRequest) -> dict[str, object]:
     workload = run.workload
     half, fp32_gradients = workload.dtype in {DType.BF16, DType.FP8}, workload.grad_dtype is DType.FP32
     return {

@@ -6,7 +6,7 @@ from typing import Any
 
 import yaml
 
-from autotune.export.arguments import LaunchArguments, Run, refuse
+from autotune.export.arguments import ExportRequest, LaunchArguments, refuse
 from autotune.specs import DType, ModelSpec, Norm, Optimizer, Plan, Position, Recompute, Schedule, Workload
 
 NAME = "nanotron"
@@ -15,7 +15,7 @@ _DTYPES = {DType.BF16: "bfloat16", DType.FP16: "float16", DType.FP32: "float32"}
 _ENGINES = {Schedule.GPIPE: "afab", Schedule.ONE_F_ONE_B: "1f1b"}
 
 
-def export(run: Run) -> LaunchArguments:
+def export(run: ExportRequest) -> LaunchArguments:
     """The command of one node and its YAML. Raises IllegalPlanError for what nanotron cannot do."""
     plan, workload = run.plan, run.workload
     refuse(
@@ -48,7 +48,7 @@ def _is_llama(model: ModelSpec) -> bool:
     return plain and like and model.head_dim * model.heads == model.hidden
 
 
-def _config(run: Run) -> dict[str, Any]:
+def _config(run: ExportRequest) -> dict[str, Any]:
     plan, workload = run.plan, run.workload
     return {
         "general": {"project": "autotune", "run": run.model.name, "seed": 42},

@@ -7,14 +7,14 @@ from typing import Any
 import yaml
 
 from autotune.export import megatron
-from autotune.export.arguments import LaunchArguments, Run, refuse
+from autotune.export.arguments import ExportRequest, LaunchArguments, refuse
 from autotune.specs import DType, Plan, Recompute
 
 NAME = "nemo"
 _PRECISION = {DType.BF16: "bf16_mixed", DType.FP16: "fp16_mixed"}
 
 
-def export(run: Run) -> LaunchArguments:
+def export(run: ExportRequest) -> LaunchArguments:
     """The command of one node, and its overrides as YAML. Raises IllegalPlanError as Megatron-LM does."""
     megatron.check(NAME, run)
     refuse(
@@ -35,7 +35,7 @@ def export(run: Run) -> LaunchArguments:
     )
 
 
-def _config(run: Run) -> dict[str, Any]:
+def _config(run: ExportRequest) -> dict[str, Any]:
     plan, workload = run.plan, run.workload
     fsdp = plan.zero_stage > 1
     return {

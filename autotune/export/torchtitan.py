@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 
-from autotune.export.arguments import LaunchArguments, Run, refuse
+from autotune.export.arguments import ExportRequest, LaunchArguments, refuse
 from autotune.specs import DType, Optimizer, Recompute, Schedule
 
 NAME = "torchtitan"
@@ -15,7 +15,7 @@ _PRECISION = {DType.BF16: "bfloat16", DType.FP32: "float32"}
 Sections = dict[str, dict[str, object]]
 
 
-def export(run: Run) -> LaunchArguments:
+def export(run: ExportRequest) -> LaunchArguments:
     """The command of one node and its TOML. Raises IllegalPlanError for what torchtitan cannot say."""
     plan, workload, model = run.plan, run.workload, run.model
     others = plan.tp * plan.pp * plan.cp * plan.ep
@@ -52,7 +52,7 @@ def export(run: Run) -> LaunchArguments:
     )
 
 
-def _sections(run: Run) -> Sections:
+def _sections(run: ExportRequest) -> Sections:
     plan, workload = run.plan, run.workload
     # A pipeline cuts the local batch into its micro-batches; without one, the step accumulates gradients.
     local_batch = plan.micro_batch * (run.micro_batches if plan.pp > 1 else 1)
@@ -70,7 +70,7 @@ def _sections(run: Run) -> Sections:
     }
 
 
-def _parallelism(run: Run) -> dict[str, object]:
+def _parallelism(run: ExportRequest) -> dict[str, object]:
     plan = run.plan
     sharded = plan.zero_stage > 1
     degrees: dict[str, object] = {

@@ -1,7 +1,6 @@
 """Import: what was measured elsewhere, from files of other tools into our words. Reading only; storage keeps it."""
 
 from autotune.imports.assembly import Stated
-from autotune.imports.batch import batch_of, beginnings, read_content
-from autotune.imports.reading import Format, Imported, read_log, read_table
+from autotune.imports.reading import Format, Imported, batch_of, beginnings, read_content, read_log, read_table
 
 __all__ = ["Format", "Imported", "Stated", "batch_of", "beginnings", "read_content", "read_log", "read_table"]

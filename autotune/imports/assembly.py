@@ -2,20 +2,144 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from math import comb
 
-from autotune.cost.flops import model_flops_per_token
+from autotune.catalog.recognition import recognise
+from autotune.cost.parameters import total_parameters
+from autotune.cost.work import model_flops_per_token
 from autotune.errors import InputError
-from autotune.imports.hardware import require_gpu
-from autotune.imports.logs import GIB, TrainingLog, Value
-from autotune.imports.shape import model_of
-from autotune.imports.steps import LEAST_LINES, WARMUP_STEPS, median_interval, settled
-from autotune.specs import ClusterSpec, Failure, FailureKind, ModelSpec, Plan, Workload
+from autotune.imports.logs import GIB, LogFile, LoggedStep, TrainingLog, Value
+from autotune.specs import ClusterSpec, Failure, FailureKind, ModelSpec, Norm, Plan, Position, Workload
 from autotune.specs.imported import ImportedRun
 
+# ----------------------------------------------------------------------------------------------------
+# From the steps of a log to one figure: warm-up dropped, the median, and its interval.
+
+WARMUP_STEPS = 5
+"""Steps after a start that are not timed: allocators, autotuners and clocks settle in them."""
+
+MIN_LINES = 3
+"""A median of fewer says little."""
+
+OUTSIDE = 0.025
+"""Chance that is left on either side of the interval."""
+
+
+def settled(steps: Sequence[LoggedStep]) -> list[LoggedStep]:
+    """The steps without warm-up: after a start, the first line and the WARMUP_STEPS steps from there.
+
+    The first line's time may be a mean over many steps, warm-up included, so it goes in any case. A number that does
+    not grow is another start (a restarted job that appends to its log), with a warm-up of its own.
+    """
+    kept: list[LoggedStep] = []
+    start = last = None
+    for step in steps:
+        if start is None or last is None or step.number <= last:
+            start = step.number
+        elif step.number >= start + WARMUP_STEPS:
+            kept.append(step)
+        last = step.number
+    return kept
+
+
+def median_interval(times_s: Sequence[float]) -> tuple[float, float, float]:
+    """(median, low, high) of at least one time; low and high hold the true median in 95 % of samples.
+
+    Order statistics (David and Nagaraja 2003, section 7.1): the k-th smallest and largest, for the largest k with
+    P(Binomial(n, 1/2) < k) <= 2.5 %. Fewer than six times cannot say as much, and get their whole range.
+    """
+    times = sorted(times_s)
+    count = len(times)
+    middle = (times[(count - 1) // 2] + times[count // 2]) / 2.0
+    below, k = 0.0, 0
+    while k < count // 2:
+        below += comb(count, k) / 2.0**count
+        if below > OUTSIDE:
+            break
+        k += 1
+    first = max(k - 1, 0)
+    return middle, times[first], times[count - 1 - first]
+
+
+# ----------------------------------------------------------------------------------------------------
+# The model behind a log: the one that the user names, if the log can be of it, else the shape that the log prints.
+
+COMPARED = ("layers", "hidden", "heads", "kv_heads", "ffn", "experts", "gated", "tied")
+SHAPE_FACTS = ("layers", "hidden", "heads", "ffn", "vocab", "gated", "tied", "norm", "position")
+PADDING = 0.05
+"""Frameworks pad the vocabulary, and count buffers or not: parameter counts differ by less than this share."""
+
+
+def model_of(log: TrainingLog, model: ModelSpec | None) -> ModelSpec:
+    """The model of a log.
+
+    Args:
+        log: what the log states of it.
+        model: what the user says that it is.
+
+    Raises:
+        InputError: the log is of another model (both are named), or nothing says what it is.
+    """
+    if model is None:
+        return _printed(log)
+    for name in COMPARED:
+        fact = log.facts.get(name)
+        if fact is not None and not fact.implied and fact.value != getattr(model, name):
+            allowed = f"the log trains {_name(log)}; {model.name} has {name}={getattr(model, name)}"
+            raise log.file.bad(fact.line, name, fact.value, allowed)
+    fact, counted = log.facts.get("parameters"), total_parameters(model)
+    if fact is not None and abs(float(fact.value) / counted - 1.0) > PADDING:
+        allowed = f"the log trains {_name(log)}; {model.name} has {counted:,} parameters"
+        raise log.file.bad(fact.line, "parameters", fact.value, allowed)
+    return model
+
+
+def _name(log: TrainingLog) -> str:
+    """What to call the model of a log: as it does, else by its shape."""
+    name = log.value("model_name")
+    if name is not None:
+        return str(name)
+    shape = (f"{what}={log.facts[what].value}" for what in ("layers", "hidden", "heads") if what in log.facts)
+    return "a model with " + ", ".join(shape)
+
+
+def _printed(log: TrainingLog) -> ModelSpec:
+    missing = [name for name in SHAPE_FACTS if name not in log.facts]
+    if missing or log.value("experts"):
+        why = "it is a mixture of experts" if log.value("experts") else f"it does not print {', '.join(missing)}"
+        raise InputError(log.file.name, "no model", f"the log does not tell its model ({why}): give --model")
+    value = {name: fact.value for name, fact in log.facts.items() if name in ModelSpec.model_fields}
+    learned = value["position"] == Position.LEARNED.value
+    return ModelSpec.from_data(
+        {
+            **value,
+            "name": f"{value['layers']}x{value['hidden']}",
+            "max_positions": log.value("seq_len") or 0 if learned else 0,
+            "norm": Norm(str(value["norm"])).value,
+            "source": log.file.name,
+        },
+        log.file.name,
+    )
+
+
+# ----------------------------------------------------------------------------------------------------
+# Whether a log's GPUs are those of the cluster that the user names.
+
+ANY_MEMORY = 1
+"""A log tells a GPU's name; its memory is not asked for."""
+
+
+def require_gpu(file: LogFile, line: int, name: str, cluster: ClusterSpec) -> None:
+    """Raises InputError if the catalog knows the GPU of that driver name, and it is another one than the cluster's."""
+    entry = recognise(name, ANY_MEMORY)
+    if entry is not None and cluster.device.name not in {entry.name, name}:
+        raise file.bad(line, "GPU", name, f"--cluster {cluster.name} has {cluster.device.name}, this is {entry.name}")
+
+
 OPTION = {"seq_len": "--seq-len", "global_batch": "--global-batch", "dtype": "--dtype", "devices": "--cluster"}
-NEEDED = ("tp", "pp", "micro_batch", "zero_stage", "recompute")
+PLAN_FACTS = ("tp", "pp", "micro_batch", "zero_stage", "recompute")
 """Fields of a plan without a value that could be taken for granted."""
 
 
@@ -90,7 +214,7 @@ def _degree(log: TrainingLog, stated: Stated, name: str) -> int | None:
 
 def _plan(log: TrainingLog, stated: Stated) -> Plan:
     found = _merged(log, stated.plan, tuple(Plan.model_fields), {})
-    needed = NEEDED if found.get("tp") in {None, 1} else (*NEEDED, "sequence_parallel")
+    needed = PLAN_FACTS if found.get("tp") in {None, 1} else (*PLAN_FACTS, "sequence_parallel")
     missing = [name for name in needed if name not in found]
     if missing:
         example = ",".join(f"{name}=..." for name in missing)
@@ -143,9 +267,9 @@ def _peak(log: TrainingLog, peak_bytes: float | None, cluster: ClusterSpec) -> i
 def _speed(log: TrainingLog, model: ModelSpec, workload: Workload, cluster: ClusterSpec) -> dict[str, object]:
     """The median over settled steps as tokens a second and GPU, with its interval."""
     kept = settled(log.steps)
-    if len(kept) < LEAST_LINES:
+    if len(kept) < MIN_LINES:
         allowed = (
-            f"{LEAST_LINES} timed steps are needed beyond the first line and {WARMUP_STEPS} steps of warm-up, or an "
+            f"{MIN_LINES} timed steps are needed beyond the first line and {WARMUP_STEPS} steps of warm-up, or an "
             "out-of-memory error; nothing of this log is imported"
         )
         raise InputError(log.file.name, f"{len(log.steps)} timed steps", allowed)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 
-from autotune.imports.logs import GIB, LogFile, Step, TrainingLog
+from autotune.imports.logs import GIB, LogFile, LoggedStep, TrainingLog
 
 _CONFIG = re.compile(r"\[config\.py:\d+:print(?:_user_config)?\]\s+([a-z][a-z0-9_]*) \.* *(.*?)\s*$")
 _STEP = re.compile(r"/global_step=(\d+), RunningAvgSamplesPerSec=\S+, CurrSamplesPerSec=([^\s,]+)")
@@ -27,16 +27,16 @@ _DTYPES = {"bfloat16_enabled": "bf16", "bf16_enabled": "bf16", "fp16_enabled": "
 def read(file: LogFile) -> TrainingLog:
     """What the log states. Raises InputError for a value that cannot be."""
     log = TrainingLog(file=file, framework="megatron-deepspeed")
-    samples: list[Step] = []
+    samples: list[LoggedStep] = []
     for line, text in file:
         if match := _STEP.search(text):
             per_s = file.positive(line, "CurrSamplesPerSec", match[2])
-            samples.append(Step(line=line, number=file.step(line, match[1]), samples_per_s=per_s))
+            samples.append(LoggedStep(line=line, number=file.step(line, match[1]), samples_per_s=per_s))
             if peak := _PEAK.search(text):
                 _memory(log, line, peak[1])
         elif match := _PIPELINE.search(text):
             time_s = file.positive(line, "iter time (s)", match[2])
-            log.steps.append(Step(line=line, number=file.step(line, match[1]), time_s=time_s))
+            log.steps.append(LoggedStep(line=line, number=file.step(line, match[1]), time_s=time_s))
         elif match := _CONFIG.search(text):
             _config(log, line, match[1], match[2])
     log.steps = log.steps or samples

@@ -11,7 +11,7 @@ from autotune.errors import InputError
 
 MIB, GIB = 2**20, 2**30
 
-MOST_DIGITS = 18
+MAX_DIGITS = 18
 LEAST = 1e-12
 """No time, speed or memory is less in any unit of a log; what comes of a smaller number may be infinite."""
 
@@ -78,8 +78,8 @@ class LogFile:
 
     def step(self, line: int, text: str) -> int:
         """The number of a step. Raises InputError for one that no run can come to."""
-        if len(text) > MOST_DIGITS:
-            raise self.bad(line, "step", text, f"must be a number of at most {MOST_DIGITS} digits")
+        if len(text) > MAX_DIGITS:
+            raise self.bad(line, "step", text, f"must be a number of at most {MAX_DIGITS} digits")
         return int(text)
 
     def out_of_memory(self) -> int | None:
@@ -97,7 +97,7 @@ class Fact:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Step:
+class LoggedStep:
     """What one line has of a step (over a logging interval: the mean): its time or a speed, one of the three."""
 
     line: int
@@ -124,7 +124,7 @@ class TrainingLog:
     file: LogFile
     framework: str
     facts: dict[str, Fact] = field(default_factory=dict)
-    steps: list[Step] = field(default_factory=list)
+    steps: list[LoggedStep] = field(default_factory=list)
     reserved_bytes: float | None = None
     allocated_bytes: float | None = None
     notes: list[str] = field(default_factory=list)

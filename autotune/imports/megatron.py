@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 
-from autotune.imports.logs import MIB, LogFile, Step, TrainingLog
+from autotune.imports.logs import MIB, LogFile, LoggedStep, TrainingLog
 
 _ARGUMENT = re.compile(r"^\s+([a-z][a-z0-9_]*) \.{3,} (.*?)\s*$")
 _ITERATION = re.compile(r"\biteration\s+(\d+)/\s*\d+ \|")
@@ -55,7 +55,7 @@ def _iteration(log: TrainingLog, line: int, number: int, text: str) -> None:
         log.notes.append(f"line {line}: an iteration without its time, left out")
         return
     time_ms = log.file.positive(line, "elapsed time per iteration (ms)", time[1])
-    log.steps.append(Step(line=line, number=number, time_s=time_ms / 1e3))
+    log.steps.append(LoggedStep(line=line, number=number, time_s=time_ms / 1e3))
     if batch is not None:
         log.state("global_batch", log.file.count(line, "global batch size", batch[1]), line)
 

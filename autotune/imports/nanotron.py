@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 
-from autotune.imports.logs import MIB, LogFile, Step, TrainingLog
+from autotune.imports.logs import MIB, LogFile, LoggedStep, TrainingLog
 
 _ITERATION = re.compile(r"\biteration: *([^\s|]+) / [^\s|]+ *\|")
 _TIME = re.compile(r"elapsed_time_per_iteration_ms: *([^\s|]+)")
@@ -52,7 +52,7 @@ def _iteration(log: TrainingLog, line: int, number: str, text: str) -> None:
         return
     time_s = _figure(log.file, line, "elapsed_time_per_iteration_ms", time[1]) / 1e3
     count = _figure(log.file, line, "iteration", number)
-    log.steps.append(Step(line=line, number=round(count), time_s=time_s))
+    log.steps.append(LoggedStep(line=line, number=round(count), time_s=time_s))
     if batch is not None and "K" not in batch[1]:  # 1.02K may be 1,020 or 1,024
         log.state("global_batch", log.file.count(line, "global_batch_size", batch[1]), line)
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from autotune.cost.network import ring_traffic
 from autotune.errors import InputError
-from autotune.imports.hardware import require_gpu
+from autotune.imports.assembly import require_gpu
 from autotune.imports.logs import LogFile
 from autotune.specs import ClusterSpec, CollectiveOp, CollectiveReading
 from autotune.specs.imported import ImportedReading
@@ -123,20 +123,22 @@ def _columns(file: LogFile, line: int, text: str) -> list[str]:
     return found
 
 
-def _reading(file: LogFile, line: int, columns: list[str], cells: list[str], sweep: _Sweep) -> CollectiveReading | None:
+def _reading(
+    file: LogFile, line: int, columns: list[str], csv_row: list[str], sweep: _Sweep
+) -> CollectiveReading | None:
     """One row; None for a size of no bytes, which is what small sizes are to an operation that divides them."""
     at = columns.index("time")
-    if len(cells) < at + 4:
-        raise file.bad(line, "row", " ".join(cells), "must have size, time, algbw, busbw and what was wrong")
-    if cells[0] == "0":
+    if len(csv_row) < at + 4:
+        raise file.bad(line, "row", " ".join(csv_row), "must have size, time, algbw, busbw and what was wrong")
+    if csv_row[0] == "0":
         return None
-    size_bytes = file.count(line, "size", cells[0])
-    time_s = file.positive(line, "time", cells[at]) * 1e-6
+    size_bytes = file.count(line, "size", csv_row[0])
+    time_s = file.positive(line, "time", csv_row[at]) * 1e-6
     algbw = size_bytes / time_s
-    _agree(file, line, "algbw", cells[at + 1], algbw)
-    _agree(file, line, "busbw", cells[at + 2], algbw * ring_traffic(sweep.op, sweep.group_size))
-    if columns[at + 3] == "#wrong" and cells[at + 3] not in {"0", "N/A"}:
-        raise file.bad(line, "#wrong", cells[at + 3], "must be 0: the data did not arrive")
+    _agree(file, line, "algbw", csv_row[at + 1], algbw)
+    _agree(file, line, "busbw", csv_row[at + 2], algbw * ring_traffic(sweep.op, sweep.group_size))
+    if columns[at + 3] == "#wrong" and csv_row[at + 3] not in {"0", "N/A"}:
+        raise file.bad(line, "#wrong", csv_row[at + 3], "must be 0: the data did not arrive")
     return CollectiveReading(
         op=sweep.op,
         group_size=sweep.group_size,

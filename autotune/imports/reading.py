@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import hashlib
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from datetime import datetime
 from enum import StrEnum
 from pathlib import Path
 
+from autotune.backtest.runs import Clusters
+from autotune.errors import InputError
 from autotune.imports import deepspeed, history, megatron, nanotron, nccl, torchtitan
 from autotune.imports.assembly import Stated, run_of
 from autotune.imports.logs import LogFile, TrainingLog
 from autotune.specs import ModelSpec
-from autotune.specs.imported import ImportedReading, ImportedRun
-from autotune.tuning.backtest.runs import Clusters
+from autotune.specs.imported import OWN_SOURCES, ImportBatch, ImportedReading, ImportedRun
 
 
 class Format(StrEnum):
@@ -70,3 +73,40 @@ def read_table(path: Path, clusters: Clusters, *, model: ModelSpec | None = None
     """A runs file (docs/backtest.md). Raises InputError for the first bad row, unless `skip_bad` leaves them out."""
     runs, readings, notes = history.read(path, clusters, model=model, skip_bad=skip_bad)
     return Imported(runs=runs, readings=readings, notes=notes)
+
+
+# ----------------------------------------------------------------------------------------------------
+# A file's identity: the digest of its content, and whether an earlier import is its beginning.
+
+
+def read_content(path: Path) -> bytes:
+    """The bytes of a file. Raises InputError if it cannot be read."""
+    try:
+        return path.read_bytes()
+    except OSError as error:
+        reason = error.strerror or type(error).__name__
+        raise InputError("file", str(path), f"a readable file is needed ({reason})") from None
+
+
+def batch_of(path: Path, content: bytes, source: str, format: Format, now: datetime) -> ImportBatch:
+    """The file as it would be stored. Raises InputError for a source name that is taken or cannot be one."""
+    if source in OWN_SOURCES:
+        raise InputError("--source", source, "this name is our own measurements'; give another one")
+    data = {
+        "source": source,
+        "file_name": path.name,
+        "format": format.value,
+        "sha256": hashlib.sha256(content).hexdigest(),
+        "size_bytes": len(content),
+        "imported_at": now.isoformat(),
+    }
+    return ImportBatch.from_data(data, "import")
+
+
+def beginnings(content: bytes, known: Iterable[ImportBatch]) -> list[ImportBatch]:
+    """The imports whose content is the beginning of this one: the same log, when it was shorter."""
+    return [
+        batch
+        for batch in known
+        if batch.size_bytes < len(content) and hashlib.sha256(content[: batch.size_bytes]).hexdigest() == batch.sha256
+    ]

@@ -11,7 +11,7 @@ import json
 import re
 from typing import Any
 
-from autotune.imports.logs import GIB, LogFile, Step, TrainingLog
+from autotune.imports.logs import GIB, LogFile, LoggedStep, TrainingLog
 
 _STEP = re.compile(r"\bstep:\s*(\d+)\s+loss:")
 _SPEED = re.compile(r"\b(?:tps|wps):\s*([^\s]+)")
@@ -60,7 +60,7 @@ def _step(log: TrainingLog, line: int, number: int, text: str) -> None:
         log.notes.append(f"line {line}: a step without its speed, left out")
         return
     per_gpu = log.file.positive(line, "tps", speed[1])
-    log.steps.append(Step(line=line, number=number, tokens_per_s_per_gpu=per_gpu))
+    log.steps.append(LoggedStep(line=line, number=number, tokens_per_s_per_gpu=per_gpu))
     if memory is not None:
         log.reserve(log.file.positive(line, "memory", memory[1]) * GIB)
 

@@ -5,8 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from autotune.search.core import Search
-    from autotune.search.measurement import Measurement
+    from autotune.search.core import Measurement, Search
 
 __all__ = ["Measurement", "Search"]
 
@@ -18,7 +17,7 @@ def __getattr__(name: str) -> object:
 
         return Search
     if name == "Measurement":
-        from autotune.search.measurement import Measurement
+        from autotune.search.core import Measurement
 
         return Measurement
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

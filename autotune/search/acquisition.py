@@ -1,4 +1,4 @@
-"""Which plan to run next, and how much is still to be gained: expected gain x P(fits) per GPU-second."""
+"""Which plan to run next, how much is still to be gained (expected gain x P(fits) per GPU-second), and when to stop."""
 
 from __future__ import annotations
 
@@ -8,7 +8,11 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.special import ndtr
 
-from autotune.search.belief import Belief
+from autotune.search.posterior import Posterior
+from autotune.specs import Budget
+
+# ----------------------------------------------------------------------------------------------------
+# Which plan to run next, and how much is still to be gained: expected gain x P(fits) per GPU-second.
 
 Floats = NDArray[np.float64]
 
@@ -23,36 +27,85 @@ class Choice:
     gpu_s: float
 
 
-def choose(belief: Belief) -> Choice | None:
+def choose(posterior: Posterior) -> Choice | None:
     """The row with the largest expected gain per GPU-second; None when nothing is left to run.
 
     Before anything was measured no gain can be told: then the largest throughput at the expected step time (which
     uncertainty makes longer) x P(fits).
     """
-    open_rows = np.flatnonzero(~belief.barred)
+    open_rows = np.flatnonzero(~posterior.barred)
     if not len(open_rows):
         return None
-    gain = expected_gain(belief)
-    score = gain / belief.trial_gpu_s if belief.best is not None else np.exp(belief.log_mean) * belief.p_fits
+    gain = expected_gain(posterior)
+    score = (
+        gain / posterior.trial_gpu_s if posterior.best is not None else np.exp(posterior.log_mean) * posterior.p_fits
+    )
     row = int(open_rows[np.argmax(score[open_rows])])
     return Choice(
         row=row,
         expected_gain=float(gain[row]),
-        p_fits=float(belief.p_fits[row]),
-        gpu_s=float(belief.trial_gpu_s[row]),
+        p_fits=float(posterior.p_fits[row]),
+        gpu_s=float(posterior.trial_gpu_s[row]),
     )
 
 
-def expected_gain(belief: Belief) -> Floats:
+def expected_gain(posterior: Posterior) -> Floats:
     """P(fits) * E[max(0, x / best - 1)] for log-normal x, a plan; inf while there is no best.
 
     With z = (mu - ln best) / sigma, E[(x/best - 1)+] = exp(mu - ln best + sigma²/2) * Phi(z + sigma) - Phi(z).
     (The Black-Scholes integral; Jones et al. 1998 have the normal case.)
     """
-    if belief.best is None:
-        return np.full(len(belief.log_mean), np.inf)
-    ahead = belief.log_mean - np.log(belief.best)
-    sd = belief.log_sd
+    if posterior.best is None:
+        return np.full(len(posterior.log_mean), np.inf)
+    ahead = posterior.log_mean - np.log(posterior.best)
+    sd = posterior.log_sd
     z = ahead / sd
     gain = np.exp(np.minimum(ahead + 0.5 * sd**2, 50.0)) * ndtr(z + sd) - ndtr(z)
-    return np.asarray(np.maximum(gain, 0.0) * belief.p_fits, dtype=np.float64)
+    return np.asarray(np.maximum(gain, 0.0) * posterior.p_fits, dtype=np.float64)
+
+
+# ----------------------------------------------------------------------------------------------------
+# When a search ends, and why, in words for the user.
+
+# An estimate that was never tested on this cluster must not end a search on its own word.
+MIN_TRIALS = 8
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StopVerdict:
+    """Whether to stop, the reason, and the relative gain that the best next trial would be expected to bring."""
+
+    stop: bool
+    reason: str
+    expected_gain: float | None
+    gpu_s: float | None
+
+
+def verdict(posterior: Posterior, budget: Budget, *, trials: int, gpu_s_spent: float) -> StopVerdict:
+    """Decides after each trial.
+
+    Args:
+        posterior: of all plans.
+        budget: the user's limits.
+        trials: trials that ended so far.
+        gpu_s_spent: GPU-seconds of all trials and probes so far.
+    """
+    open_rows = np.flatnonzero(~posterior.barred)
+    if not len(open_rows):
+        return StopVerdict(stop=True, reason="every legal plan was tried", expected_gain=0.0, gpu_s=None)
+    gains = expected_gain(posterior)[open_rows]
+    best = int(np.argmax(gains))
+    gain = float(gains[best]) if posterior.best is not None else None
+    cost = float(posterior.trial_gpu_s[open_rows[best]])
+    if budget.max_trials is not None and trials >= budget.max_trials:
+        return StopVerdict(
+            stop=True, reason=f"{trials} trials were run, the most allowed", expected_gain=gain, gpu_s=cost
+        )
+    if budget.gpu_s is not None and gpu_s_spent + cost > budget.gpu_s:
+        spent = f"{gpu_s_spent:.0f} of the {budget.gpu_s:.0f} GPU-seconds that the search may use are spent"
+        reason = f"{spent}; another trial needs about {cost:.0f}"
+        return StopVerdict(stop=True, reason=reason, expected_gain=gain, gpu_s=cost)
+    if gain is not None and gain < budget.min_gain and trials >= MIN_TRIALS:
+        reason = f"no plan left is expected to gain {budget.min_gain:.1%} (best {gain:.2%} for {cost:.0f} GPU-seconds)"
+        return StopVerdict(stop=True, reason=reason, expected_gain=gain, gpu_s=cost)
+    return StopVerdict(stop=False, reason="", expected_gain=gain, gpu_s=cost)

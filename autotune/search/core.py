@@ -9,7 +9,9 @@ print(search.best)
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -17,14 +19,11 @@ from autotune.cost.estimate import EstimateTable, estimate_table
 from autotune.cost.framework import TORCH, Framework
 from autotune.cost.table import PlanTable
 from autotune.errors import InputError
-from autotune.search.acquisition import Choice, choose
-from autotune.search.belief import Belief, Lesson, Observation, believe
-from autotune.search.features import features
-from autotune.search.learning import EVERYTHING, Learning
-from autotune.search.measurement import Measurement
+from autotune.search.acquisition import Choice, StopVerdict, choose, verdict
+from autotune.search.posterior import Observation, Posterior, TransferObservation, believe
+from autotune.search.ranking import RankedPlan, observation, ranking
+from autotune.search.residual import EVERYTHING, Learning, features
 from autotune.search.space import Runtime, legal_plans
-from autotune.search.standing import Standing, observation, standings
-from autotune.search.stopping import Verdict, verdict
 from autotune.specs import (
     Budget,
     ClusterSpec,
@@ -40,8 +39,43 @@ from autotune.specs import (
     Workload,
 )
 
+# ----------------------------------------------------------------------------------------------------
+# Measurement: what a caller who runs plans in a framework of their own tells of one run.
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Measurement:
+    """One measured run of a plan.
+
+    Args:
+        tokens_per_s_per_gpu: global batch * sequence length / (seconds a step * devices).
+        relative_noise: half width of its 95 % interval over the mean.
+        peak_bytes: the most that the allocator reserved on any rank; None if unknown, which teaches nothing of memory.
+        setup_s: seconds from the start to the first step; None if unknown.
+        carried_sd: of a figure that a cheaper trial was carried over to (search.screening): its standard deviation
+            (ln). The plan can be asked for again, and is not best by this. None for a whole trial.
+
+    Raises:
+        InputError: a figure that no run can have.
+    """
+
+    tokens_per_s_per_gpu: float
+    relative_noise: float = 0.0
+    peak_bytes: float | None = None
+    setup_s: float | None = None
+    carried_sd: float | None = None
+
+    def __post_init__(self) -> None:
+        if not (math.isfinite(self.tokens_per_s_per_gpu) and self.tokens_per_s_per_gpu > 0):
+            raise InputError("tokens_per_s_per_gpu", self.tokens_per_s_per_gpu, "must be finite and above 0")
+        for name in ("relative_noise", "peak_bytes", "setup_s", "carried_sd"):
+            value = getattr(self, name)
+            if value is not None and not (math.isfinite(value) and value >= 0):
+                raise InputError(name, value, "must be finite and at least 0")
+
+
 # The finite set that the sampler weighs one by one; a larger legal space is cut to the best estimates that may fit.
-MOST_CANDIDATES = 100_000
+MAX_CANDIDATES = 100_000
 FIRST_SETUP_S = 1.0
 NINETY_PERCENT = 1.645
 """Standard deviations on either side of a normal mean that hold 90 %."""
@@ -62,7 +96,7 @@ class Search:
         plans: the plans to choose from; by default the whole legal space of the runtime.
         profile: the cluster's calibration; without one the catalog's figures stand in, if it has any.
         history: earlier trials of the same model, cluster and workload, to learn from.
-        lessons: what tunings of other models, sizes or workloads on such a cluster showed of the estimate's errors.
+        transfers: what tunings of other models, sizes or workloads on such a cluster showed of the estimate's errors.
         runtime: whose legality rules hold.
         framework: whose habits the estimates assume.
         learning: the parts that learn; all of them but for comparison.
@@ -81,7 +115,7 @@ class Search:
         plans: Sequence[Plan] | PlanTable | None = None,
         profile: Profile | None = None,
         history: Sequence[Trial] = (),
-        lessons: Sequence[Lesson] = (),
+        transfers: Sequence[TransferObservation] = (),
         runtime: Runtime = Runtime.TORCH,
         framework: Framework = TORCH,
         learning: Learning = EVERYTHING,
@@ -96,7 +130,7 @@ class Search:
         self.legal = len(table)
         self.table, self.estimates = self._most_promising(table, profile)
         self._points = features(self.table)
-        self._lessons = tuple(lessons)
+        self._transfers = tuple(transfers)
         self._asked: list[Plan] = []
         self._told: list[Observation] = []
         self._setups: list[float] = []
@@ -109,10 +143,10 @@ class Search:
 
     def _most_promising(self, table: PlanTable, profile: Profile | None) -> tuple[PlanTable, EstimateTable]:
         estimates = estimate_table(self.model, self.cluster, self.workload, table, profile, self.framework)
-        if len(table) <= MOST_CANDIDATES:
+        if len(table) <= MAX_CANDIDATES:
             return table, estimates
         worth = estimates.tokens_per_s_per_gpu * np.where(estimates.fits, 1.0, 0.1)
-        table = table.take(np.argsort(-worth, kind="stable")[:MOST_CANDIDATES])
+        table = table.take(np.argsort(-worth, kind="stable")[:MAX_CANDIDATES])
         return table, estimate_table(self.model, self.cluster, self.workload, table, profile, self.framework)
 
     @property
@@ -125,17 +159,17 @@ class Search:
         """Whole trials told, without history."""
         return sum(not item.carried for item in self._told[self._history :])
 
-    def belief(self) -> Belief:
+    def posterior(self) -> Posterior:
         """What is expected of each plan of `table` now. Plans in flight count as barred."""
         return self._believe([Observation(plan=plan) for plan in self._asked])
 
-    def _believe(self, flying: Sequence[Observation]) -> Belief:
+    def _believe(self, flying: Sequence[Observation]) -> Posterior:
         return believe(
             self.table,
             self._points,
             self.estimates,
             [*self._told, *flying],
-            lessons=self._lessons,
+            transfers=self._transfers,
             devices=self.cluster.devices,
             setup_s=float(np.median(self._setups)) if self._setups else FIRST_SETUP_S,
             learning=self._learning,
@@ -147,17 +181,17 @@ class Search:
 
         Plans in flight are taken to measure what is believed of them, so that the next trial is not spent beside
         them (the "kriging believer" among the constant liars: Ginsbourger, Le Riche and Carraro 2010). A lie counts
-        as the best plan here, never in `belief`. Before anything was measured the next best expectation is next.
+        as the best plan here, never in `posterior`. Before anything was measured the next best expectation is next.
         """
-        belief = self.belief()
-        if belief.best is None:
-            return choose(belief)
+        posterior = self.posterior()
+        if posterior.best is None:
+            return choose(posterior)
         lies = [
-            Observation(plan=plan, tokens_per_s_per_gpu=float(np.exp(belief.log_mean[row])))
+            Observation(plan=plan, tokens_per_s_per_gpu=float(np.exp(posterior.log_mean[row])))
             for plan in self._asked
             if (row := self.table.find(plan)) is not None
         ]
-        return choose(self._believe(lies) if lies else belief)
+        return choose(self._believe(lies) if lies else posterior)
 
     def ask(self) -> Plan | None:
         """The plan to run next; None when every plan was run. Each plan is asked once."""
@@ -207,12 +241,12 @@ class Search:
             return
         self._told.append(observation(plan, result, self.cluster, gpu_s))
 
-    def verdict(self, budget: Budget, *, gpu_s_spent: float = 0.0) -> Verdict:
+    def verdict(self, budget: Budget, *, gpu_s_spent: float = 0.0) -> StopVerdict:
         """Whether to go on, and the expected gain of doing so. Plans in flight count as run, at their expected cost."""
-        belief = self.belief()
+        posterior = self.posterior()
         flying = [row for plan in self._asked if (row := self.table.find(plan)) is not None]
-        spent = gpu_s_spent + float(belief.trial_gpu_s[flying].sum())
-        return verdict(belief, budget, trials=self.trials + len(self._asked), gpu_s_spent=spent)
+        spent = gpu_s_spent + float(posterior.trial_gpu_s[flying].sum())
+        return verdict(posterior, budget, trials=self.trials + len(self._asked), gpu_s_spent=spent)
 
     def estimate_of(self, plan: Plan) -> Estimate | None:
         """The estimate of a plan of the table; None for a plan outside it.
@@ -222,22 +256,22 @@ class Search:
         row = self.table.find(plan)
         if row is None:
             return None
-        belief = self.belief()
-        middle = self.workload.tokens_per_step / self.cluster.devices / float(np.exp(belief.log_mean[row]))
-        spread = float(np.exp(NINETY_PERCENT * belief.log_sd[row]))
+        posterior = self.posterior()
+        middle = self.workload.tokens_per_step / self.cluster.devices / float(np.exp(posterior.log_mean[row]))
+        spread = float(np.exp(NINETY_PERCENT * posterior.log_sd[row]))
         return self.estimates.row(row).model_copy(
             update={
                 "step_time_interval_s": (middle / spread, middle * spread),
-                "p_fits": float(belief.p_fits[row]),
+                "p_fits": float(posterior.p_fits[row]),
             }
         )
 
-    def standings(self) -> list[Standing]:
+    def ranking(self) -> list[RankedPlan]:
         """All fully measured plans, fastest first; repeats of a plan are pooled."""
-        return standings(self._told)
+        return ranking(self._told)
 
     @property
-    def best(self) -> Standing | None:
+    def best(self) -> RankedPlan | None:
         """The fastest measured plan."""
-        standings = self.standings()
-        return standings[0] if standings else None
+        ranking = self.ranking()
+        return ranking[0] if ranking else None

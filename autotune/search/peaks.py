@@ -10,9 +10,7 @@ from numpy.typing import NDArray
 from scipy.special import ndtr
 
 from autotune.cost.estimate import EstimateTable
-from autotune.search.carried import carried_prior
-from autotune.search.learning import EVERYTHING, Learning
-from autotune.search.residual import Evidence, Fit, fit
+from autotune.search.residual import EVERYTHING, Evidence, Fit, Learning, carried_prior, fit
 
 Floats = NDArray[np.float64]
 

@@ -62,7 +62,7 @@ the factor that latencies do (cost.calibrate.LATENCY_SD)."""
 
 
 CONTRADICTED = 0.25
-"""Half of all trials and lessons off by more than this (ln), at least CONTRADICTIONS of them: what was checked
+"""Half of all trials and transfers off by more than this (ln), at least CONTRADICTIONS of them: what was checked
 elsewhere does not hold here. Checked frameworks are off by 0.1 on average."""
 
 CONTRADICTIONS = 3
@@ -76,7 +76,7 @@ def prior_covariance(estimates: EstimateTable, errors: Floats = NOTHING) -> Floa
 
     Args:
         estimates: whose framework and network.
-        errors: ln(measured / estimated) of all trials and lessons.
+        errors: ln(measured / estimated) of all trials and transfers.
     """
     contradicted = len(errors) >= CONTRADICTIONS and float(np.median(np.abs(errors))) > CONTRADICTED
     if estimates.framework.checked and not contradicted:

@@ -14,8 +14,9 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.linalg import solve_triangular
 
-Floats = NDArray[np.float64]
+from autotune.cost.table import PlanTable
 
+Floats = NDArray[np.float64]
 FACTORS = (0.4, 0.7, 1.0, 1.5, 3.0)
 """Amplitudes that are tried, over the expected one."""
 
@@ -165,3 +166,86 @@ def _constants(
             if likelihood > best:
                 best, chosen = likelihood, (amplitude, length)
     return chosen
+
+
+# ----------------------------------------------------------------------------------------------------
+# Plans as points: what makes two plans similar, for the Gaussian process that learns what the estimate misses.
+
+# Degrees enter as log2: a doubling is one unit, whatever the degree. A switch is worth this many units.
+ZERO_UNITS = 1.0
+RECOMPUTE_UNITS = 1.5
+SEQUENCE_PARALLEL_UNITS = 1.0
+SCHEDULE_UNITS = 1.0
+
+
+def features(table: PlanTable) -> Floats:
+    """One row of 16 numbers a plan, in units of doublings.
+
+    Args:
+        table: n plans.
+
+    Returns:
+        float64 [n, 16].
+    """
+    degrees = (table.tp, table.pp, table.dp, table.cp, table.ep, table.vpp, table.micro_batch)
+    columns = [np.log2(column.astype(np.float64)) for column in degrees]
+    columns += [(table.zero_stage == stage) * (ZERO_UNITS / np.sqrt(2)) for stage in range(4)]
+    columns += [(table.recompute == code) * (RECOMPUTE_UNITS / np.sqrt(2)) for code in (1, 2)]
+    columns.append(table.sequence_parallel * SEQUENCE_PARALLEL_UNITS)
+    columns += [(table.schedule == code) * (SCHEDULE_UNITS / np.sqrt(2)) for code in (0, 2)]
+    return np.stack([np.asarray(column, dtype=np.float64) for column in columns], axis=1)
+
+
+# ----------------------------------------------------------------------------------------------------
+# What other tunings taught, as the prior of this one: transfers move the parameters, with more doubt than own trials.
+
+BETWEEN = 0.5
+"""Spread of a parameter between two tunings on such clusters, over its prior one: however many transfers there
+are, this much doubt stays."""
+
+CARRIED_OUTLIER = 2.5
+CARRIED_ROUNDS = 4
+
+
+def carried_prior(slopes: Floats, residuals: Floats, noise_sd: Floats, prior: Floats) -> tuple[Floats, Floats]:
+    """(mean, covariance) of the parameters after the transfers: Bayesian linear regression, wild transfers toned down.
+
+    Args:
+        slopes: [transfers, parameters].
+        residuals: [transfers] ln(measured / estimated).
+        noise_sd: [transfers].
+        prior: [parameters, parameters] covariance around zero.
+    """
+    if not len(residuals):
+        return np.zeros(len(prior)), prior
+    precision, noise = np.linalg.inv(prior), noise_sd**2
+    mean, covariance = np.zeros(len(prior)), np.array(prior)
+    for _ in range(CARRIED_ROUNDS):
+        weighted = slopes / noise[:, None]
+        covariance = np.asarray(np.linalg.inv(precision + weighted.T @ slopes), dtype=np.float64)
+        mean = covariance @ (weighted.T @ residuals)
+        error = np.abs(residuals - slopes @ mean)
+        noise = np.maximum(noise_sd, error / CARRIED_OUTLIER) ** 2
+    return mean, covariance + BETWEEN**2 * prior
+
+
+# ----------------------------------------------------------------------------------------------------
+# What a search learns by: each part can be switched off, to show what it is worth (`autotune backtest --without`).
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Learning:
+    """The parts of learning, all on by default.
+
+    Args:
+        calibration: the physical parameters of time and memory learn; without, they stay as assumed, and certain.
+        residual: what similar plans share beyond them is learned; without, only the parameters learn.
+        p_fits: plans are weighed by their probability to fit; without, every plan is believed to fit.
+    """
+
+    calibration: bool = True
+    residual: bool = True
+    p_fits: bool = True
+
+
+EVERYTHING = Learning()

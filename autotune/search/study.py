@@ -10,10 +10,9 @@ from optuna.storages import RDBStorage
 from optuna.trial import Trial as OptunaTrial
 from optuna.trial import TrialState as OptunaState
 
-from autotune.search.alternatives import Alternative
 from autotune.search.core import Search
-from autotune.search.sampler import PlanSampler, plan_of, plan_params
-from autotune.search.standing import peak_memory_bytes
+from autotune.search.ranking import peak_memory_bytes
+from autotune.search.sampler import Alternative, PlanSampler, plan_of, plan_params
 from autotune.specs import Failure, Plan, StepReading, Trial
 
 

@@ -17,7 +17,7 @@ from autotune.specs.documents import parse_document, read_document, to_yaml
 Name = Annotated[str, Field(min_length=1, max_length=200, pattern=r"^[^\x00-\x1f\x7f]+$")]
 """What a user calls a thing. Without control characters: names are printed, and a terminal obeys those."""
 
-_MOST_TOLD = 3
+_MAX_TOLD = 3
 """Further wrong places that an error names."""
 
 
@@ -104,7 +104,7 @@ def _input_error(error: ValidationError, what: str) -> InputError:
         message = "write a whole number without point and exponent"
     others = [_place(each["loc"]) or "the whole" for each in errors if each is not first]
     if others:
-        message += f" (wrong, too: {', '.join(others[:_MOST_TOLD])}{', ...' if len(others) > _MOST_TOLD else ''})"
+        message += f" (wrong, too: {', '.join(others[:_MAX_TOLD])}{', ...' if len(others) > _MAX_TOLD else ''})"
     return InputError(f"{what}: {place}" if place else what, value, message)
 
 

@@ -11,7 +11,7 @@ from autotune.specs.base import Name, Spec, mismatch
 from autotune.specs.model import ByteCount, Count
 from autotune.specs.workload import DType
 
-MOST_DEVICES = 10_000_000
+MAX_DEVICES = 10_000_000
 """A hundred times the largest cluster that was built; the layouts of more take long to list."""
 
 Rate = Annotated[float, Field(ge=1, le=1e24)]
@@ -71,8 +71,8 @@ class ClusterSpec(Spec):
     def _check(self) -> Self:
         if self.nodes > 1 and self.inter is None:
             raise mismatch("inter", None, "a cluster of several nodes needs inter, the link between them")
-        if self.devices > MOST_DEVICES:
-            allowed = f"nodes * gpus_per_node is {self.devices}; at most {MOST_DEVICES} devices are understood"
+        if self.devices > MAX_DEVICES:
+            allowed = f"nodes * gpus_per_node is {self.devices}; at most {MAX_DEVICES} devices are understood"
             raise mismatch("nodes", self.nodes, allowed)
         return self
 

@@ -12,7 +12,7 @@ from autotune.specs.base import Name, Spec, mismatch
 MOST = 2**31 - 1
 """The largest count: tables of plans hold counts in 32 bits, and no model or cluster comes near."""
 
-MOST_LAYERS = 10_000
+MAX_LAYERS = 10_000
 """The plans of a model are listed up to one layer a stage: more layers would only be a longer list."""
 
 Count = Annotated[int, Field(ge=1, le=MOST)]
@@ -74,7 +74,7 @@ class ModelSpec(Spec):
     model_config = ConfigDict(json_schema_extra=_drop_filled)
 
     name: Name
-    layers: Annotated[int, Field(ge=1, le=MOST_LAYERS)]
+    layers: Annotated[int, Field(ge=1, le=MAX_LAYERS)]
     hidden: Count
     heads: Count
     kv_heads: Count

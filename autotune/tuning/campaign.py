@@ -8,13 +8,12 @@ from __future__ import annotations
 from datetime import UTC, datetime
 
 from autotune.errors import MissingMeasurementError, StoreConflictError
+from autotune.ports.store import KnowledgeStore, Prober
 from autotune.specs import CollectiveRequest, LayerRequest, Plan, ProbeRequest, Tuning, TuningState
-from autotune.tuning.deliberation import PROBE_DEADLINE_S, Deliberation
 from autotune.tuning.events import Event, OnEvent, ProbeEnded, ProbeStarted, Progressed, StateChanged, TrialEnded
-from autotune.tuning.knowledge_ports import KnowledgeStore
 from autotune.tuning.lifecycle import Facts, NextStep, StepKind, next_step
 from autotune.tuning.ownership import owner_lives, process_owner
-from autotune.tuning.ports import Prober
+from autotune.tuning.planner import PROBE_DEADLINE_S, Planner
 from autotune.tuning.trial_run import TrialRunner, fail_lost_trials
 
 
@@ -40,8 +39,8 @@ class Campaign:
         self._save(owner=self._owner)
         fail_lost_trials(store, tuning.id)
         self._attempted: list[ProbeRequest] = []
-        self._deliberation = Deliberation(store, tuning, store.put_fingerprint(prober.fingerprint()))
-        self._runner = TrialRunner(store, prober, self._deliberation.fingerprint_key, self._owner, on_event)
+        self._planner = Planner(store, tuning, store.put_fingerprint(prober.fingerprint()))
+        self._runner = TrialRunner(store, prober, self._planner.fingerprint_key, self._owner, on_event)
 
     @property
     def tuning(self) -> Tuning:
@@ -50,7 +49,7 @@ class Campaign:
 
     def facts(self) -> Facts:
         """Everything that the next step depends on."""
-        return self._deliberation.facts(self._tuning, attempted=self._attempted)
+        return self._planner.facts(self._tuning, attempted=self._attempted)
 
     def advance(self) -> bool:
         """Takes one step; False when the tuning has ended. A crash at any line can be resumed."""
@@ -72,7 +71,7 @@ class Campaign:
 
     def close(self) -> None:
         """Lets go of the study's database."""
-        self._deliberation.close()
+        self._planner.close()
 
     def _take(self, step: NextStep, remaining: int) -> None:
         match step.kind:
@@ -82,12 +81,12 @@ class Campaign:
                 assert isinstance(step.probe, CollectiveRequest | LayerRequest)
                 self._probe(step.probe, remaining)
             case StepKind.CALIBRATE:
-                self._deliberation.calibrate()
+                self._planner.calibrate()
                 self._save(state=TuningState.SEARCHING)
             case StepKind.TRIAL | StepKind.CONFIRM:
                 self._trial(step.plan)
             case StepKind.FINISH:
-                self._deliberation.remember()
+                self._planner.remember()
                 self._save(state=TuningState.DONE, stop_reason=step.reason, owner="")
             case _:
                 self._save(state=TuningState.FAILED, message=step.reason, stop_reason=step.reason, owner="")
@@ -114,17 +113,17 @@ class Campaign:
         self._store.save_probe(
             tuning_id=self._tuning.id,
             cluster=self._tuning.cluster,
-            fingerprint_key=self._deliberation.fingerprint_key,
+            fingerprint_key=self._planner.fingerprint_key,
             request=request,
             outcome=outcome,
         )
         self._emit(ProbeEnded(request=request, outcome=outcome))
 
     def _trial(self, confirm: Plan | None) -> None:
-        asked = self._deliberation.ask(confirm)
-        best = self._deliberation.best if confirm is None else None
-        ended = self._runner.run(self._tuning, asked, self._deliberation.estimate_of(asked.plan), beat=best)
-        self._deliberation.learn()
+        asked = self._planner.ask(confirm)
+        best = self._planner.best if confirm is None else None
+        ended = self._runner.run(self._tuning, asked, self._planner.estimate_of(asked.plan), rival=best)
+        self._planner.learn()
         self._tuning = self._store.tuning(self._tuning.id)
-        verdict = self._deliberation.verdict()
+        verdict = self._planner.verdict()
         self._emit(TrialEnded(trial=ended, verdict=verdict, gpu_s_spent=self._tuning.gpu_s_spent))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from autotune.search.stopping import Verdict
+from autotune.search.acquisition import StopVerdict
 from autotune.specs import Plan, ProbeOutcome, ProbeProgress, ProbeRequest, Trial, Tuning
 
 
@@ -44,7 +44,7 @@ class TrialEnded:
     """A step probe ended, well or not, and what the search thinks now."""
 
     trial: Trial
-    verdict: Verdict
+    verdict: StopVerdict
     gpu_s_spent: float
 
 

@@ -7,9 +7,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
-from autotune.search.comparison import LEAST_REPEATS, MOST_REPEATS, contenders, undecided
-from autotune.search.standing import Standing
-from autotune.search.stopping import Verdict
+from autotune.search.acquisition import StopVerdict
+from autotune.search.ranking import MAX_REPEATS, MIN_REPEATS, RankedPlan, contenders, undecided
 from autotune.specs import Budget, Plan, ProbeRequest, TuningState
 
 # A winner without a rival is measured again too: one run gives no interval.
@@ -22,7 +21,7 @@ STALE_TRIALS = 3
 RESERVE_SHARE = 0.25
 # So many trials in a row that all attempts of were lost with their nodes: it is the nodes, or what the model does to
 # them, and another trial would cost another node.
-MOST_LOST_IN_A_ROW = 5
+MAX_LOST_IN_A_ROW = 5
 
 
 class StepKind(StrEnum):
@@ -57,7 +56,7 @@ class Facts:
         state: of the tuning.
         missing_probes: what the profile still lacks, most important first.
         verdict: of the search (None before it began).
-        standings: measured plans, fastest first.
+        ranking: measured plans, fastest first.
         trials: trials that ended, repeats included.
         affordable: whether another trial fits in the budget of GPU-seconds, beside those in flight.
         budget: the user's limits.
@@ -69,8 +68,8 @@ class Facts:
 
     state: TuningState
     missing_probes: Sequence[ProbeRequest] = ()
-    verdict: Verdict | None = None
-    standings: Sequence[Standing] = ()
+    verdict: StopVerdict | None = None
+    ranking: Sequence[RankedPlan] = ()
     trials: int = 0
     affordable: bool = True
     budget: Budget
@@ -80,15 +79,15 @@ class Facts:
     lost_in_a_row: int = 0
 
 
-def search_budget(budget: Budget, standings: Sequence[Standing], *, trial_gpu_s: float = 0.0) -> Budget:
+def search_budget(budget: Budget, ranking: Sequence[RankedPlan], *, trial_gpu_s: float = 0.0) -> Budget:
     """The budget less what measuring the present contenders again needs: a quarter of it at most.
 
     Args:
         budget: the user's.
-        standings: measured plans, fastest first.
+        ranking: measured plans, fastest first.
         trial_gpu_s: GPU-seconds of one more trial of them.
     """
-    wanted = sum(item.wanted - item.standing.repeats for item in _due(standings))
+    wanted = sum(item.wanted - item.ranked.repeats for item in _due(ranking))
     changes: dict[str, float] = {}
     if budget.max_trials is not None:
         changes["max_trials"] = budget.max_trials - min(wanted, int(RESERVE_SHARE * budget.max_trials))
@@ -120,19 +119,19 @@ def _profiling(facts: Facts) -> NextStep:
 
 
 def _searching(facts: Facts) -> NextStep:
-    if facts.lost_in_a_row >= MOST_LOST_IN_A_ROW:
+    if facts.lost_in_a_row >= MAX_LOST_IN_A_ROW:
         reason = f"the last {facts.lost_in_a_row} trials were lost with their nodes, on every node that they ran on"
         return NextStep(kind=StepKind.FAIL, reason=reason)
     if facts.verdict is None or not facts.verdict.stop:
         old = stale_incumbent(facts)
         return NextStep(kind=StepKind.TRIAL) if old is None else NextStep(kind=StepKind.CONFIRM, plan=old)
-    measured = {item.plan for item in facts.standings}
+    measured = {item.plan for item in facts.ranking}
     if any(plan not in measured for plan in facts.flying):
         return NextStep(kind=StepKind.WAIT)  # it may be a finalist itself
     finalist = next_confirmation(facts)
     if finalist is not None:
         return NextStep(kind=StepKind.CONFIRM, plan=finalist)
-    if not facts.standings:
+    if not facts.ranking:
         return NextStep(kind=StepKind.FAIL, reason=f"no plan could be measured: {facts.verdict.reason}")
     return NextStep(kind=StepKind.FINISH, reason=facts.verdict.reason)
 
@@ -142,9 +141,9 @@ def stale_incumbent(facts: Facts) -> Plan | None:
 
     Both then stand in one window of time, so that a drift of the machine does not decide between them.
     """
-    if len(facts.standings) < 2 or not _may_repeat(facts):
+    if len(facts.ranking) < 2 or not _may_repeat(facts):
         return None
-    best, former = facts.standings[0], facts.standings[1]
+    best, former = facts.ranking[0], facts.ranking[1]
     if former.plan in facts.flying:
         return None
     narrow = best.tokens_per_s_per_gpu < (1.0 + CLOSE_WIN) * former.tokens_per_s_per_gpu
@@ -155,14 +154,14 @@ def next_confirmation(facts: Facts) -> Plan | None:
     """The contender that wants another trial: of those with the fewest repeats the one measured longest ago.
 
     Trials in flight count as repeats, so that several gangs measure contenders in turns; but nothing is decided
-    before each has LEAST_REPEATS, and from there on every repeat may decide.
+    before each has MIN_REPEATS, and from there on every repeat may decide.
     """
     flying = Counter(facts.flying)
     due = [
-        (item.standing.repeats + flying[item.standing.plan], item.standing.last, item.standing.plan)
-        for item in (_due(facts.standings) if _may_repeat(facts) else ())
+        (item.ranked.repeats + flying[item.ranked.plan], item.ranked.last, item.ranked.plan)
+        for item in (_due(facts.ranking) if _may_repeat(facts) else ())
     ]
-    unlooked = [item for item in due if item[0] < LEAST_REPEATS or not flying[item[2]]]
+    unlooked = [item for item in due if item[0] < MIN_REPEATS or not flying[item[2]]]
     return min(unlooked, key=lambda item: item[:2])[2] if unlooked else None
 
 
@@ -173,12 +172,12 @@ def _may_repeat(facts: Facts) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class _Due:
-    standing: Standing
+    ranked: RankedPlan
     wanted: int
 
 
-def _due(standings: Sequence[Standing]) -> Sequence[_Due]:
+def _due(ranking: Sequence[RankedPlan]) -> Sequence[_Due]:
     """The plans that want more trials, and how many in all: until every challenger is told from the fastest."""
-    close, still_open = contenders(standings), undecided(standings)
-    wanted = MOST_REPEATS if still_open else WINNER_REPEATS
+    close, still_open = contenders(ranking), undecided(ranking)
+    wanted = MAX_REPEATS if still_open else WINNER_REPEATS
     return [_Due(item, wanted) for item in (*close[:1], *still_open) if item.repeats < wanted]

@@ -7,13 +7,11 @@ from typing import Any
 
 import numpy as np
 
-from autotune.search.explanation import Explanation
-from autotune.search.rank import Ranking
-from autotune.search.standing import peak_memory_bytes
+from autotune.explain.explanation import Explanation, explain_best
+from autotune.ports.store import Store
+from autotune.search.offline import Ranking
+from autotune.search.ranking import Best, best_of, peak_memory_bytes
 from autotune.specs import ClusterSpec, ModelSpec, Profile, Trial, Tuning, Workload
-from autotune.tuning.best import Best, best_of
-from autotune.tuning.explanation import explain_best
-from autotune.tuning.ports import Store
 
 
 def tuning_data(tuning: Tuning, trials: Sequence[Trial], profile: Profile | None = None) -> dict[str, Any]:
@@ -49,8 +47,8 @@ def history_data(tuning: Tuning, trials: Sequence[Trial]) -> dict[str, Any]:
         "state": tuning.state.value,
         "trials": len(trials),
         "gpu_s_spent": tuning.gpu_s_spent,
-        "plan": found.standing.plan.to_data() if found else None,
-        "tokens_per_s_per_gpu": found.standing.tokens_per_s_per_gpu if found else None,
+        "plan": found.ranked.plan.to_data() if found else None,
+        "tokens_per_s_per_gpu": found.ranked.tokens_per_s_per_gpu if found else None,
     }
 
 
@@ -94,8 +92,8 @@ def best_data(best: Best, explanation: Explanation, tuning: Tuning) -> dict[str,
     """The winner: medians over its repeats, the worst peak of memory, and whether another plan may be as fast."""
     readings = [trial.reading for trial in best.trials if trial.reading is not None]
     return {
-        "plan": best.standing.plan.to_data(),
-        "tokens_per_s_per_gpu": best.standing.tokens_per_s_per_gpu,
+        "plan": best.ranked.plan.to_data(),
+        "tokens_per_s_per_gpu": best.ranked.tokens_per_s_per_gpu,
         "t_comm_s": _median([item.t_comm_s for item in readings]),
         "t_comm_exposed_s": _median([item.t_comm_exposed_s for item in readings]),
         "t_calc_s": _median([item.t_calc_s for item in readings]),
@@ -104,8 +102,8 @@ def best_data(best: Best, explanation: Explanation, tuning: Tuning) -> dict[str,
         "step_time_s": _median([item.step_time_s for item in readings]),
         "peak_memory_bytes": max(peak_memory_bytes(item, tuning.cluster) for item in readings),
         "memory_source": readings[0].memory_source,
-        "repeats": best.standing.repeats,
-        "interval": list(best.standing.interval),
+        "repeats": best.ranked.repeats,
+        "interval": list(best.ranked.interval),
         "too_close_to_call": [plan.to_data() for plan in best.too_close],
         "preferred_because": best.reason or None,
         "why": [item.text for item in explanation.losses],

@@ -11,6 +11,8 @@ from autotune.cost.calibrate import fit_profile
 from autotune.cost.estimate import estimate
 from autotune.cost.table import PlanTable
 from autotune.errors import MissingMeasurementError
+from autotune.ports.store import OnProgress, Prober
+from autotune.search.profiling import needed_probes
 from autotune.search.space import Runtime, legal_plans
 from autotune.specs import (
     ClusterSpec,
@@ -27,17 +29,15 @@ from autotune.specs import (
     StepRequest,
     Workload,
 )
-from autotune.tuning.ports import OnProgress, Prober
-from autotune.tuning.profiling import needed_probes
 
 PROBE_DEADLINE_S = 120.0
-MOST_STEPS = 6
+MAX_STEPS = 6
 
 OnProbe = Callable[[ProbeRequest], OnProgress]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Check:
+class ProbeRun:
     """One probe: what was asked and what came of it."""
 
     request: ProbeRequest
@@ -65,7 +65,7 @@ class SelfCheck:
 
     fingerprint: Fingerprint
     profile: Profile
-    probes: Sequence[Check]
+    probes: Sequence[ProbeRun]
     steps: Sequence[StepCheck]
 
     @property
@@ -103,15 +103,15 @@ def self_check(
     return SelfCheck(fingerprint=fingerprint, profile=profile, probes=probes, steps=steps)
 
 
-def _run(prober: Prober, request: ProbeRequest, on_probe: OnProbe) -> Check:
+def _run(prober: Prober, request: ProbeRequest, on_probe: OnProbe) -> ProbeRun:
     outcome = prober.run(request, deadline_s=PROBE_DEADLINE_S, on_progress=on_probe(request))
-    return Check(request=request, outcome=outcome)
+    return ProbeRun(request=request, outcome=outcome)
 
 
 def _plans(model: ModelSpec, cluster: ClusterSpec, workload: Workload) -> PlanTable:
     """Plans of this machine, few and different: each (tp, pp, dp), then micro-batches and recompute modes."""
     legal = legal_plans(model, cluster, workload, runtime=Runtime.TORCH)
-    return legal.take(np.array(list(_spread(legal))[:MOST_STEPS], dtype=np.intp))
+    return legal.take(np.array(list(_spread(legal))[:MAX_STEPS], dtype=np.intp))
 
 
 def _spread(legal: PlanTable) -> Iterator[int]:
@@ -126,7 +126,7 @@ def _spread(legal: PlanTable) -> Iterator[int]:
 
 
 def _profile(
-    model: ModelSpec, cluster: ClusterSpec, workload: Workload, fingerprint: Fingerprint, probes: Sequence[Check]
+    model: ModelSpec, cluster: ClusterSpec, workload: Workload, fingerprint: Fingerprint, probes: Sequence[ProbeRun]
 ) -> Profile:
     readings = [reading for check in probes for reading in check.outcome.readings]
     collectives = [reading for reading in readings if isinstance(reading, CollectiveReading)]

@@ -8,9 +8,10 @@ from contextlib import closing
 from datetime import UTC, datetime
 
 from autotune.errors import InputError
-from autotune.search.bounds import require_bounded
-from autotune.search.rank import nearest_misses, nothing_legal
-from autotune.search.space import Runtime, legal_plans
+from autotune.ports.store import KnowledgeStore, Prober
+from autotune.search.offline import nearest_misses, nothing_legal
+from autotune.search.ranking import Best, best_of
+from autotune.search.space import Runtime, legal_plans, require_bounded
 from autotune.specs import (
     Budget,
     ClusterSpec,
@@ -23,12 +24,9 @@ from autotune.specs import (
     TuningState,
     Workload,
 )
-from autotune.tuning.best import Best, best_of
 from autotune.tuning.campaign import Campaign
 from autotune.tuning.events import OnEvent
-from autotune.tuning.knowledge_ports import KnowledgeStore
 from autotune.tuning.ownership import owner_lives
-from autotune.tuning.ports import Prober
 
 OpenProber = Callable[[ClusterSpec], Prober]
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 import uuid
 from datetime import UTC, datetime
 
-from autotune.search.standing import Standing
+from autotune.ports.store import Prober, Store
+from autotune.search.ranking import RankedPlan
 from autotune.search.study import Asked
 from autotune.specs import (
     Estimate,
@@ -18,7 +19,6 @@ from autotune.specs import (
     Tuning,
 )
 from autotune.tuning.events import OnEvent, Progressed, TrialStarted
-from autotune.tuning.ports import Prober, Store
 
 # A trial is given up as pruned when its steps are slower than the best plan's by more than noise explains.
 PRUNE_MARGIN = 1.3
@@ -45,8 +45,8 @@ class TrialRunner:
         self._store, self._prober, self._on_event = store, prober, on_event
         self._fingerprint_key, self._owner = fingerprint_key, owner
 
-    def run(self, tuning: Tuning, asked: Asked, estimate: Estimate | None, *, beat: Standing | None) -> Trial:
-        """Runs one plan; gives up early what cannot beat `beat`. None there means a repeat or nothing to beat yet.
+    def run(self, tuning: Tuning, asked: Asked, estimate: Estimate | None, *, rival: RankedPlan | None) -> Trial:
+        """Runs one plan; gives up early what cannot beat `rival`. None there means a repeat or nothing to beat yet.
 
         Raises:
             ProberError: nothing to measure with. Like an interrupt, it leaves the trial ended as cancelled.
@@ -55,7 +55,7 @@ class TrialRunner:
         self._on_event(TrialStarted(trial=trial))
         try:
             outcome = self._prober.run(
-                step_request(tuning, asked, beat),
+                step_request(tuning, asked, rival),
                 deadline_s=trial_deadline_s(tuning, estimate),
                 on_progress=lambda progress: self._on_event(Progressed(progress=progress, plan=asked.plan)),
             )
@@ -111,11 +111,11 @@ def fail_lost_trials(store: Store, tuning_id: str) -> None:
             )
 
 
-def step_request(tuning: Tuning, asked: Asked, beat: Standing | None) -> StepRequest:
-    """The step probe of a trial; it gives up early what cannot beat `beat`, if there is one."""
+def step_request(tuning: Tuning, asked: Asked, rival: RankedPlan | None) -> StepRequest:
+    """The step probe of a trial; it gives up early what cannot beat `rival`, if there is one."""
     give_up_s = None
-    if beat is not None:
-        fastest_s = tuning.workload.tokens_per_step / (beat.tokens_per_s_per_gpu * tuning.cluster.devices)
+    if rival is not None:
+        fastest_s = tuning.workload.tokens_per_step / (rival.tokens_per_s_per_gpu * tuning.cluster.devices)
         give_up_s = PRUNE_MARGIN * fastest_s
     return StepRequest(
         model=tuning.model,

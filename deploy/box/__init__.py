@@ -9,6 +9,6 @@ For people `make box`; for tests::
 """
 
 from deploy.box.box import Box
-from deploy.box.system import BoxError
+from deploy.box.processes import BoxError
 
 __all__ = ["Box", "BoxError"]

@@ -6,9 +6,8 @@ import argparse
 import sys
 
 from deploy.box.network import numbers
-from deploy.box.removal import remove
-from deploy.box.system import BoxError, require_root
-from deploy.box.watch import watch
+from deploy.box.processes import BoxError, require_root
+from deploy.box.removal import remove, watch
 
 
 def main() -> int:

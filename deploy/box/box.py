@@ -11,12 +11,11 @@ from typing import Any, Self
 
 import yaml
 
-from deploy.box.network import Network, make_network
+from deploy.box.network import BoxNetwork, make_network
 from deploy.box.processes import Processes
-from deploy.box.removal import fresh_folder
+from deploy.box.removal import Remover, fresh_folder
 from deploy.box.servers import start_postgres, start_redis
 from deploy.box.services import Services
-from deploy.box.watch import Watch
 
 POOL = "box"
 
@@ -37,8 +36,8 @@ class Box:
     """
 
     def __init__(self, *, nodes: int = 2, ranks: int = 4, rate_mbit: float = 400.0, memory_mib: int = 768) -> None:
-        self.network: Network = make_network(nodes, rate_mbit)
-        self._watch = Watch(self.network.number)
+        self.network: BoxNetwork = make_network(nodes, rate_mbit)
+        self._watch = Remover(self.network.number)
         self.folder = fresh_folder(self.network.number)
         self.processes = Processes(self.folder / "logs")
         try:

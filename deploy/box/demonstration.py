@@ -8,7 +8,7 @@ from typing import Any
 
 from autotune.specs import Plan
 from deploy.box.box import POOL, Box
-from deploy.box.system import BoxError
+from deploy.box.processes import BoxError
 
 MODEL = "tiny-gpt"
 """The preset whose 8 heads can be split over the 8 ranks of two nodes."""

@@ -13,12 +13,12 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
-from deploy.box.system import BoxError, command, require_root, send_signal
+from deploy.box.processes import BoxError, command, require_root, send_signal
 
 PREFIX = "atbox"
 SUBNETS = "10.231.{number}.0/24"
 NUMBERS = range(1, 255)
-MOST_NODES = 200
+MAX_NODES = 200
 NODE_DEVICE = "eth0"
 BRIDGE = "bridge"
 _FIRST_NODE, _HOST = 10, 254
@@ -27,7 +27,7 @@ _BURST, _LATENCY = "128kb", "50ms"
 
 
 @dataclass(frozen=True, slots=True)
-class Network:
+class BoxNetwork:
     """The names and addresses of box `number` with `nodes` nodes; the methods change its links."""
 
     number: int
@@ -81,11 +81,11 @@ class Network:
         command("ip", "-netns", self.hub, "link", "set", node, "up")
 
 
-def make_network(nodes: int, rate_mbit: float) -> Network:
+def make_network(nodes: int, rate_mbit: float) -> BoxNetwork:
     """Makes the network of a new box under the first free number. Raises BoxError, leaving nothing behind."""
     require_root()
-    if not 1 <= nodes <= MOST_NODES:
-        raise BoxError(f"nodes: {nodes} given; 1 to {MOST_NODES} are possible")
+    if not 1 <= nodes <= MAX_NODES:
+        raise BoxError(f"nodes: {nodes} given; 1 to {MAX_NODES} are possible")
     network = _take_number(nodes)
     try:
         _make_hub(network)
@@ -98,12 +98,12 @@ def make_network(nodes: int, rate_mbit: float) -> Network:
     return network
 
 
-def _take_number(nodes: int) -> Network:
+def _take_number(nodes: int) -> BoxNetwork:
     """The name of the hub's namespace is the lock: of two makers only one can create it."""
     routed = _routed()
     taken = set(_namespaces())
     for number in NUMBERS:
-        network = Network(number, nodes)
+        network = BoxNetwork(number, nodes)
         if network.hub in taken or any(network.subnet.overlaps(other) for other in routed):
             continue
         try:
@@ -121,7 +121,7 @@ def _routed() -> list[ipaddress.IPv4Network]:
     return [ipaddress.IPv4Network(route["dst"]) for route in routes if route["dst"][:1].isdigit()]
 
 
-def _make_hub(network: Network) -> None:
+def _make_hub(network: BoxNetwork) -> None:
     hub = ("ip", "-netns", network.hub)
     command(*hub, "link", "set", "lo", "up")
     command(*hub, "link", "add", BRIDGE, "type", "bridge")
@@ -135,7 +135,7 @@ def _make_hub(network: Network) -> None:
     command("ip", "link", "set", network.host_device, "up")
 
 
-def _make_node(network: Network, node: str) -> None:
+def _make_node(network: BoxNetwork, node: str) -> None:
     namespace = network.namespace(node)
     inside = ("ip", "-netns", namespace)
     command("ip", "netns", "add", namespace)
@@ -149,7 +149,7 @@ def _make_node(network: Network, node: str) -> None:
 
 def remove_network(number: int) -> None:
     """Removes namespaces and links of a box. Processes in them must have ended. Does nothing where there are none."""
-    network = Network(number, 0)
+    network = BoxNetwork(number, 0)
     if (Path("/sys/class/net") / network.host_device).exists():
         command("ip", "link", "delete", network.host_device)
     # The hub last: its name is what keeps the number.

@@ -11,9 +11,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from deploy.box.network import Network, process_ids
-from deploy.box.processes import Command, Processes, run_once
-from deploy.box.system import BoxError, send_signal
+from deploy.box.network import BoxNetwork, process_ids
+from deploy.box.processes import BoxError, Command, Processes, run_once, send_signal
 
 READY_S = 120.0
 _DATABASE = "autotune"
@@ -30,7 +29,7 @@ class Server:
     is_ready: Callable[[], bool]
 
 
-def start_postgres(processes: Processes, network: Network, folder: Path) -> Server:
+def start_postgres(processes: Processes, network: BoxNetwork, folder: Path) -> Server:
     """Makes PostgreSQL's files in `folder`, starts it as `postgres` and creates our database."""
     binaries = _postgres_binaries()
     user = _unprivileged_user()
@@ -55,7 +54,7 @@ def start_postgres(processes: Processes, network: Network, folder: Path) -> Serv
     return server
 
 
-def start_redis(processes: Processes, network: Network, folder: Path) -> Server:
+def start_redis(processes: Processes, network: BoxNetwork, folder: Path) -> Server:
     """Starts a Redis that keeps nothing on disk: after a restart it is empty."""
     program = shutil.which("redis-server")
     if program is None:
@@ -89,7 +88,7 @@ def _wait_for_end(pid: int, number: int) -> None:
         time.sleep(0.02)
 
 
-def _make_cluster(network: Network, folder: Path, binaries: Path, user: str, password: str) -> Path:
+def _make_cluster(network: BoxNetwork, folder: Path, binaries: Path, user: str, password: str) -> Path:
     data, secret = folder / "data", folder / "password"
     folder.mkdir()
     secret.touch(mode=0o600)

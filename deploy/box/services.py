@@ -12,9 +12,8 @@ from http import HTTPStatus
 from pathlib import Path
 from typing import Any
 
-from deploy.box.network import NODE_DEVICE, Network
-from deploy.box.processes import Command, Processes, run_once
-from deploy.box.system import BoxError
+from deploy.box.network import NODE_DEVICE, BoxNetwork
+from deploy.box.processes import BoxError, Command, Processes, run_once
 
 API_PORT = 8765
 KEY_NAME = "box"
@@ -28,7 +27,7 @@ _DIRECT = urllib.request.build_opener(urllib.request.ProxyHandler({}))
 class Services:
     """Where they run and what they are told by environment."""
 
-    network: Network
+    network: BoxNetwork
     processes: Processes
     folder: Path
     database_url: str

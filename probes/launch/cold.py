@@ -11,14 +11,14 @@ from dataclasses import replace
 from pathlib import Path
 
 from probes.launch.channel import Channel
-from probes.launch.leash import LEASH_PID, die_with_parent
+from probes.launch.parent_death import PARENT_DEATH_PID, die_with_parent
 from probes.launch.pool import rank_log
 from probes.launch.service import Rank, RankConfig, failure_message, listen, log_to
 
 
 def main(arguments: list[str]) -> None:
     """Serves one request, then waits to be killed: an early exit would make torchrun end the ranks still at work."""
-    die_with_parent(int(os.environ[LEASH_PID]))
+    die_with_parent(int(os.environ[PARENT_DEATH_PID]))
     config = RankConfig.from_data(json.loads(arguments[1]))
     config = replace(config, rank=int(os.environ["RANK"]), local_rank=int(os.environ["LOCAL_RANK"]))
     config = replace(config, log_path=str(rank_log(Path(config.log_path).parent, config.rank)))

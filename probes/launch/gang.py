@@ -14,7 +14,7 @@ from types import TracebackType
 from autotune.errors import InputError, ProberError
 from autotune.specs import ClusterSpec, FailureKind, MemberReport, ProbeRequest, RankReport, StepRequest
 from probes.launch.failures import RankFailure, tail_of
-from probes.launch.gathering import Gathered, Watch
+from probes.launch.gathering import Gathered, Progress
 from probes.launch.merging import MODULES
 from probes.launch.orders import Order, Orders
 from probes.launch.placement import Placement
@@ -105,7 +105,7 @@ class NodeRanks:
         """
         log_dir = self._log_root / f"{next(self._numbers):04d}-{request.kind}"
         orders = Orders(order, publish)
-        watch = Watch(orders.tell)
+        watch = Progress(orders.tell)
         cold = isinstance(request, StepRequest) and request.cold
         try:
             if cold:
@@ -149,7 +149,7 @@ class NodeRanks:
         deadline: float,
         log_dir: Path,
         orders: Orders,
-        watch: Watch,
+        watch: Progress,
     ) -> Gathered:
         pool = self._pool if self.world_id == share.world_id else None
         if pool is None:

@@ -14,8 +14,8 @@ from typing import Any, Protocol
 
 import psutil
 
+from autotune.ports.store import OnProgress
 from autotune.specs import FailureKind, ProbeProgress
-from autotune.tuning.ports import OnProgress
 from probes.launch.channel import Channel, Message
 from probes.launch.failures import RankFailure, first_cause, kind_of_text, tail_of
 
@@ -65,7 +65,7 @@ class Gathered:
         return first_cause(self.failures.values())
 
 
-class Watch:
+class Progress:
     """When a run started, when its last rank was ready, and who wants to hear of its progress."""
 
     def __init__(self, on_progress: OnProgress | None) -> None:

@@ -25,8 +25,8 @@ from autotune.specs import (
     StepReading,
     StepRequest,
 )
-from probes import collective_report, layer_report, step_report
 from probes.launch.failures import RankFailure, precedence
+from probes.reports import merge_collective, merge_layer, merge_step
 
 MODULES = {"collective": "probes.collective", "layer": "probes.layer", "step": "probes.step"}
 """The module that runs each kind of request on a rank."""
@@ -55,10 +55,10 @@ def merged_readings(
 
 def _merged(request: ProbeRequest, reports: Mapping[int, dict[str, Any]], cluster: ClusterSpec) -> Readings:
     if isinstance(request, CollectiveRequest):
-        return collective_report.merge(request, reports)
+        return merge_collective(request, reports)
     if isinstance(request, LayerRequest):
-        return layer_report.merge(request, reports)
-    return step_report.merge(request, reports, cluster.device.peak_flops_per_s.get(request.workload.dtype))
+        return merge_layer(request, reports)
+    return merge_step(request, reports, cluster.device.peak_flops_per_s.get(request.workload.dtype))
 
 
 def stage_of(request: ProbeRequest, rank: int | None, world_size: int) -> int | None:

@@ -10,8 +10,8 @@ from pathlib import Path
 
 from autotune.specs import DeviceKind
 
-_LEASH = Path(__file__).with_name("leash.py")
-# Enough for autograd, gloo and Python threads; see leash._limit_stacks.
+_PARENT_DEATH = Path(__file__).with_name("parent_death.py")
+# Enough for autograd, gloo and Python threads; see parent_death._limit_stacks.
 _CPU_STACK_BYTES = 2 << 20
 
 
@@ -44,7 +44,7 @@ def rank_environment(kind: DeviceKind, ranks: int, placement: Placement) -> dict
     return environment
 
 
-def leashed(command: list[str], kind: DeviceKind) -> list[str]:
-    """The command under a leash: it dies with the thread of this process that starts it."""
+def dying_with_parent(command: list[str], kind: DeviceKind) -> list[str]:
+    """The command so that it dies with the thread of this process that starts it."""
     stack_bytes = _CPU_STACK_BYTES if kind is DeviceKind.CPU else 0
-    return [sys.executable, "-I", "-S", str(_LEASH), str(os.getpid()), str(stack_bytes), *command]
+    return [sys.executable, "-I", "-S", str(_PARENT_DEATH), str(os.getpid()), str(stack_bytes), *command]

@@ -20,7 +20,7 @@ from autotune.specs import ClusterSpec, DeviceKind, FailureKind
 from probes.launch.channel import Channel, Message
 from probes.launch.failures import RankFailure, death_of
 from probes.launch.gathering import Gathered, Poll, gather
-from probes.launch.placement import Placement, leashed, rank_environment
+from probes.launch.placement import Placement, dying_with_parent, rank_environment
 from probes.launch.service import RankConfig
 
 _DEATH_S = 10.0
@@ -208,7 +208,7 @@ class RankPool:
         command = [sys.executable, "-m", "probes.launch.rank", str(theirs.fileno()), json.dumps(config.to_data())]
         with theirs:
             process = subprocess.Popen(
-                leashed([*placement.command_prefix, *command], self._cluster.device.kind),
+                dying_with_parent([*placement.command_prefix, *command], self._cluster.device.kind),
                 env=rank_environment(self._cluster.device.kind, self._ranks, placement),
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,

@@ -11,6 +11,7 @@ from pathlib import Path
 from types import TracebackType
 
 from autotune.errors import InputError, ProberError
+from autotune.ports.store import OnProgress
 from autotune.specs import (
     ClusterSpec,
     Failure,
@@ -21,9 +22,8 @@ from autotune.specs import (
     StepReading,
     StepRequest,
 )
-from autotune.tuning.ports import OnProgress
 from probes.launch.failures import RankFailure, tail_of
-from probes.launch.gathering import Gathered, Watch
+from probes.launch.gathering import Gathered, Progress
 from probes.launch.merging import MODULES, Readings, merged_readings, stage_of
 from probes.launch.placement import Placement
 from probes.launch.pool import RankPool, StartError, rank_log
@@ -33,7 +33,7 @@ _FINGERPRINT_S = 180.0
 
 
 class LocalProber:
-    """Runs probes on warm ranks of this machine, one at a time; implements autotune.tuning.ports.Prober.
+    """Runs probes on warm ranks of this machine, one at a time; implements autotune.ports.store.Prober.
 
     Args:
         cluster: whose devices the ranks are.
@@ -82,12 +82,12 @@ class LocalProber:
         return self._fingerprint
 
     def run(self, request: ProbeRequest, *, deadline_s: float, on_progress: OnProgress | None = None) -> ProbeOutcome:
-        """Runs one probe; see autotune.tuning.ports.Prober.run. Ranks that are not warm are started first.
+        """Runs one probe; see autotune.ports.store.Prober.run. Ranks that are not warm are started first.
 
         Raises:
             ProberError: there is nothing to measure with.
         """
-        watch = Watch(on_progress)
+        watch = Progress(on_progress)
         log_dir = self._next_log_dir(request.kind)
         readings: Readings = ()
         run = self._run_cold if isinstance(request, StepRequest) and request.cold else self._run_warm
@@ -111,12 +111,12 @@ class LocalProber:
             log_path=str(log_dir),
         )
 
-    def _run_warm(self, request: ProbeRequest, watch: Watch, deadline: float, log_dir: Path) -> Gathered:
+    def _run_warm(self, request: ProbeRequest, watch: Progress, deadline: float, log_dir: Path) -> Gathered:
         self._pool.start(deadline=deadline, log_dir=log_dir)
         module, data = MODULES[request.kind], request.to_data()
         return self._pool.run(module, data, deadline=deadline, log_dir=log_dir, on_note=watch.note)
 
-    def _run_cold(self, request: ProbeRequest, watch: Watch, deadline: float, log_dir: Path) -> Gathered:
+    def _run_cold(self, request: ProbeRequest, watch: Progress, deadline: float, log_dir: Path) -> Gathered:
         if self._placed:
             raise InputError("step.cold", True, "torchrun cannot start ranks that have placements")
         self._pool.kill()  # warm ranks hold memory and a device context

@@ -26,7 +26,7 @@ from autotune.specs import ClusterSpec, FailureKind
 from probes.launch.channel import Channel, Message
 from probes.launch.failures import RankFailure, death_of
 from probes.launch.gathering import Gathered, gather
-from probes.launch.placement import Placement, leashed, rank_environment
+from probes.launch.placement import Placement, dying_with_parent, rank_environment
 from probes.launch.pool import StartError, rank_config, rank_log
 
 _DEATH_S = 10.0
@@ -132,7 +132,7 @@ class ColdTrial:
         torchrun += ["--max-restarts=0", "-m", "probes.launch.cold", str(self._directory / "launcher")]
         with (self._log_dir / TORCHRUN_LOG).open("wb") as log:
             return subprocess.Popen(
-                leashed([*torchrun, json.dumps(config)], kind),
+                dying_with_parent([*torchrun, json.dumps(config)], kind),
                 env=rank_environment(kind, self._ranks, Placement()),
                 stdin=subprocess.DEVNULL,
                 stdout=log,

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from alembic import context
 
-from storage.columns import Base
-from storage.schema import VERSION_TABLE
+from storage.database.columns import Base
+from storage.database.schema import VERSION_TABLE
 
 context.configure(
     connection=context.config.attributes["connection"],
     target_metadata=Base.metadata,
     version_table=VERSION_TABLE,
-    transactional_ddl=True,  # true of SQLite too, as storage.engine begins transactions
+    transactional_ddl=True,  # true of SQLite too, as storage.database.engine begins transactions
 )
 context.run_migrations()

@@ -21,8 +21,8 @@ from store_records import (
 )
 
 from autotune.errors import StoreConflictError, UnknownNameError
+from autotune.ports.fleet import FleetCounts
 from autotune.specs import ApiKey, Role
-from autotune.tuning.fleet_ports import FleetCounts
 from storage import SqlStore
 
 

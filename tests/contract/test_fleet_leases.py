@@ -20,8 +20,8 @@ from autotune.specs import (
     RankReport,
 )
 from storage import SqlStore
-from storage.expiry import JUST_GRACED, SWEPT_AT
-from storage.fleet_tables import CounterRow, JobRow, LeaseRow, MemberRow
+from storage.fleet.leases import JUST_GRACED, SWEPT_AT
+from storage.fleet.tables import CounterRow, JobRow, LeaseRow, MemberRow
 
 BOUND = {"purpose": JobPurpose.HEALTH, "only_node": "a"}
 

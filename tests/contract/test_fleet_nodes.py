@@ -7,8 +7,8 @@ from fleet_records import LONG_S, MOMENT, OVER_S, POOL, granted, job, node, pair
 from store_records import CLUSTER, COLLECTIVE_OUTCOME, FINGERPRINT
 
 from autotune.errors import StoreConflictError, UnknownNameError
+from autotune.ports.fleet import FleetStore
 from autotune.specs import FailureKind, JobPurpose, JobState, MemberState, NodeIncident, NodeState
-from autotune.tuning.fleet_ports import FleetStore
 from storage import SqlStore
 
 
@@ -47,7 +47,7 @@ def test_an_unknown_node_is_an_error_that_repeats_it(store: SqlStore) -> None:
         with pytest.raises(UnknownNameError, match=r"nobody.*known: a"):
             ask()
     assert store.incidents() == []
-    assert not store.beat_node("nobody", "s1")
+    assert not store.renew_node("nobody", "s1")
 
 
 def test_a_new_session_replaces_the_inventory_and_leaves_the_judgement(store: SqlStore) -> None:
@@ -66,7 +66,7 @@ def test_a_node_whose_worker_has_ended_gets_nothing_until_one_registers(store: S
     assert store.node("a").session == "s1"
     store.retire_node("a", "s1")
     assert store.node("a").session == ""
-    assert not store.beat_node("a", "s1")
+    assert not store.renew_node("a", "s1")
     assert [member.state for member in store.job("job-1").members] == [MemberState.LOST, MemberState.LEASED]
     store.create_job(job("job-2", cluster=CLUSTER.model_copy(update={"nodes": 1})))
     store.register_node(node("c"))
@@ -81,8 +81,8 @@ def test_a_new_session_evicts_the_older_one(store: SqlStore) -> None:
     found = granted(store, job("job-1"))
     assert store.start_member("job-1", found.token, "a", "s1", lease_s=LONG_S)
     store.register_node(node("a", "s2"))
-    assert not store.beat_node("a", "s1")
-    assert store.beat_node("a", "s2")
+    assert not store.renew_node("a", "s1")
+    assert store.renew_node("a", "s2")
     members = store.job("job-1").members
     assert [member.state for member in members] == [MemberState.LOST, MemberState.LEASED]
     # Neither session can go on: the older one is not the node's any more, the newer one never had the lease.
@@ -116,7 +116,7 @@ def test_a_heartbeat_is_the_databases(store: SqlStore) -> None:
     first = store.register_node(node("a")).heartbeat_at
     while store.now() <= first:  # SQLite's clock has milliseconds
         pass
-    assert store.beat_node("a", "s1")
+    assert store.renew_node("a", "s1")
     assert first < store.node("a").heartbeat_at <= store.now()
 
 
@@ -198,6 +198,6 @@ def test_a_node_that_lives_or_is_held_is_not_forgotten(store: SqlStore) -> None:
 def test_a_worker_that_was_forgotten_finds_out(store: SqlStore) -> None:
     pair(store)
     store.forget_node("a", silent_s=OVER_S)  # it was silent for so long
-    assert not store.beat_node("a", "s1")
+    assert not store.renew_node("a", "s1")
     store.create_job(job("job-1", cluster=CLUSTER.model_copy(update={"nodes": 1})))
     assert store.grant("job-1", ["a"], lease_s=LONG_S, world_id="w", warm=False) is None

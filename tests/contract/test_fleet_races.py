@@ -30,13 +30,13 @@ from services import PASSWORD, PostgresServer
 from store_records import COLLECTIVE_OUTCOME, FINGERPRINT, step_reading, trial
 
 from autotune.errors import StoreError
+from autotune.ports.fleet import Submission
 from autotune.specs import Job, JobState, MemberState, ProbeOutcome, TuningState
-from autotune.tuning.fleet_ports import Submission
 from storage import SqlStore, open_store
-from storage.fleet_rows import job_row
-from storage.intake import take_in
-from storage.maintenance import check
-from storage.session import locked_tuning
+from storage.care.maintenance import check
+from storage.database.session import locked_tuning
+from storage.fleet.rows import job_row
+from storage.fleet.submissions import take_in
 
 Answer = TypeVar("Answer")
 FLEET = TOGETHER + "from fleet_records import *\nstore, number = open_store(url), int(sys.argv[2])\n" + READY
@@ -174,8 +174,8 @@ def test_members_that_report_at_once_make_the_job_reported_once(store: SqlStore)
 def test_a_node_has_one_session_however_many_register(store: SqlStore) -> None:
     together(lambda number: store.register_node(node("a", f"s{number}")), 6)
     (only,) = store.nodes()
-    assert [store.beat_node("a", f"s{number}") for number in range(6)].count(True) == 1
-    assert store.beat_node("a", only.session)
+    assert [store.renew_node("a", f"s{number}") for number in range(6)].count(True) == 1
+    assert store.renew_node("a", only.session)
 
 
 def test_a_cancel_and_a_retry_at_once_leave_nothing_queued(store: SqlStore) -> None:

@@ -9,8 +9,8 @@ from fleet_records import LONG_S, OVER_S, fleet_tuning, granted, job, live_tunin
 from store_records import COLLECTIVE_OUTCOME, FAILURE, FINGERPRINT, MOMENT, step_reading, trial, tuning
 
 from autotune.errors import InputError, StoreConflictError, UnknownNameError
+from autotune.ports.fleet import Submission
 from autotune.specs import EventKind, Tuning, TuningState
-from autotune.tuning.fleet_ports import Submission
 from storage import SqlStore
 
 ENDS = [state for state in TuningState if state.ended]

@@ -1,4 +1,4 @@
-"""The rules of autotune.tuning.ports.Store, kept by every store."""
+"""The rules of autotune.ports.store.Store, kept by every store."""
 
 from __future__ import annotations
 
@@ -23,6 +23,7 @@ from store_records import (
 )
 
 from autotune.errors import StoreConflictError, UnknownNameError
+from autotune.ports.store import Store
 from autotune.specs import (
     Failure,
     FailureKind,
@@ -34,7 +35,6 @@ from autotune.specs import (
     TrialState,
     TuningState,
 )
-from autotune.tuning.ports import Store
 from storage import SqlStore
 
 

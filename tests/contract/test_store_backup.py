@@ -31,10 +31,10 @@ from autotune.errors import InputError, StoreConflictError, StoreError, StoreNew
 from autotune.specs import Plan
 from autotune.specs.imported import ImportBatch, ImportedRun
 from storage import SqlStore, open_store
-from storage.backup import MANIFEST, backup, restore
-from storage.engine import build_engine, locate, writer
-from storage.maintenance import check, stats
-from storage.schema import HEAD, VERSION_TABLE
+from storage.care.backup import MANIFEST, backup, restore
+from storage.care.maintenance import check, stats
+from storage.database.engine import build_engine, locate, writer
+from storage.database.schema import HEAD, VERSION_TABLE
 
 
 def fill(url: str) -> None:
@@ -77,7 +77,7 @@ def ask_optuna(url: str) -> int:
         return asked.number
     finally:
         storage.remove_session()
-        storage.engine.dispose()
+        storage.database.engine.dispose()
 
 
 def content(url: str) -> dict[str, int]:

@@ -12,7 +12,7 @@ from autotune.errors import StoreConflictError, StoreReadOnlyError, UnknownNameE
 from autotune.specs import Plan
 from autotune.specs.imported import ImportBatch, ImportedReading, ImportedRun
 from storage import SqlStore, open_store
-from storage.maintenance import check, stats
+from storage.care.maintenance import check, stats
 
 NOW = datetime(2026, 6, 1, 12, tzinfo=UTC)
 RUN = ImportedRun(

@@ -13,9 +13,9 @@ from store_records import CLUSTER, MODEL, WORKLOAD, step_reading
 from autotune.specs import SamplerName, TuningState
 from autotune.specs.regression import CauseKind, VerdictKind
 from storage import SqlStore, open_store
-from storage.engine import build_engine, locate
-from storage.maintenance import check, migrate
-from storage.schema import HEAD, REVISIONS, VERSION_TABLE
+from storage.care.maintenance import check, migrate
+from storage.database.engine import build_engine, locate
+from storage.database.schema import HEAD, REVISIONS, VERSION_TABLE
 
 Content = dict[str, list[dict[str, Any]]]
 

@@ -15,7 +15,7 @@ from store_records import CLUSTER, FAILURE, FINGERPRINT, MODEL, step_reading, tr
 from autotune.errors import StoreConflictError
 from autotune.specs import TrialState
 from storage import SqlStore, open_store
-from storage.maintenance import check, stats
+from storage.care.maintenance import check, stats
 
 OPEN_FRESH = TOGETHER + READY + "open_store(url).put_model(MODEL)\n"
 FINISH = (
@@ -34,11 +34,11 @@ except StoreConflictError:
 HALF_A_TRANSACTION = (
     TOGETHER
     + """
-from storage.tables import TuningRow
+from storage.tunings.tables import TuningRow
 store = open_store(url)
 with store.writing() as session:
     session.get_one(TuningRow, "tuning-1").gpu_s_spent = 1e9
-    from storage.rows import tuning_row
+    from storage.tunings.rows import tuning_row
     # More than SQLite's page cache, so that pages of the open transaction reach the log before the end.
     for number in range(400):
         session.add(tuning_row(tuning(f"half-{number}", message="m" * 50_000)))

@@ -12,10 +12,10 @@ from store_records import CLUSTER, COLLECTIVE_OUTCOME, FINGERPRINT, MODEL, MOMEN
 
 from autotune.specs import BestEntry, Job, NodeIncident, ProbeOutcome, Trial, TuningState
 from storage import SqlStore, open_store
-from storage.compaction import compact
-from storage.fleet_tables import IdempotencyRow, IncidentRow, JobRow
-from storage.maintenance import check, stats
-from storage.tables import RankCommRow, RankRow, TrialRow
+from storage.care.compaction import compact
+from storage.care.maintenance import check, stats
+from storage.fleet.tables import IdempotencyRow, JobRow, NodeIncidentRow
+from storage.tunings.tables import RankCommRow, RankRow, TrialRow
 
 STEP = ProbeOutcome(readings=(step_reading(),), wall_s=2.0, gpu_s=16.0, setup_s=0.5)
 
@@ -125,7 +125,7 @@ def test_what_may_be_asked_for_again_stays_for_a_day(url: str, store: SqlStore, 
 def test_many_are_compacted_piece_by_piece(
     url: str, store: SqlStore, now: datetime, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("storage.retention.AT_ONCE", 2)
+    monkeypatch.setattr("storage.care.retention.AT_ONCE", 2)
     pair(store)
     for number in range(5):
         ended(store, job(f"job-{number}"))
@@ -135,4 +135,4 @@ def test_many_are_compacted_piece_by_piece(
     assert stats(url).rows == rows
     with open_store(url, read_only=True) as again:
         assert all(member.report is None for each in again.jobs() for member in each.members)
-    assert count(store, IncidentRow) == 0
+    assert count(store, NodeIncidentRow) == 0

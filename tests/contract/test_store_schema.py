@@ -22,10 +22,10 @@ from store_records import CLUSTER, MODEL
 
 from autotune.errors import StoreError, StoreNewerError, StoreReadOnlyError
 from storage import SqlStore, open_store
-from storage.engine import build_engine, locate
-from storage.maintenance import check, migrate, stats
-from storage.schema import HEAD, REVISIONS, VERSION_TABLE
-from storage.tables import Base
+from storage.care.maintenance import check, migrate, stats
+from storage.database.engine import build_engine, locate
+from storage.database.schema import HEAD, REVISIONS, VERSION_TABLE
+from storage.tunings.tables import Base
 
 TESTS = Path(__file__).parents[1]
 MIGRATIONS = Path(__file__).parents[2] / "storage" / "migrations"
@@ -37,7 +37,7 @@ import os, pwd, sys, tempfile
 from pathlib import Path
 from autotune.errors import StoreError
 from storage import open_store
-from storage.backup import backup
+from storage.care.backup import backup
 from store_records import MODEL
 def copy(url):
     with tempfile.TemporaryDirectory() as directory:
@@ -153,7 +153,7 @@ def studies(url: str) -> Iterator[optuna.storages.RDBStorage]:
     storage = optuna.storages.RDBStorage(url)
     yield storage
     storage.remove_session()
-    storage.engine.dispose()
+    storage.database.engine.dispose()
 
 
 @pytest.mark.parametrize("ours_first", [True, False])

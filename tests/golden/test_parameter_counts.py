@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from autotune.catalog import model
-from autotune.cost.flops import full_square_flops_per_token, matmul_parameters, model_flops_per_token
 from autotune.cost.parameters import active_parameters, layer_counts, layer_parameters, total_parameters
+from autotune.cost.work import full_square_flops_per_token, matmul_parameters, model_flops_per_token
 
 
 # Source: the safetensors index of each repository on Hugging Face (model.safetensors.index.json, total size / dtype).

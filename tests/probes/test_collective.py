@@ -10,8 +10,8 @@ from local_ranks import AMPLE_S
 
 from autotune.errors import InputError
 from autotune.specs import CollectiveOp, CollectiveRequest
-from probes.collective_report import bus_factor, members, merge
 from probes.launch import LocalProber, RankPool
+from probes.reports import bus_factor, members, merge_collective
 
 SIZES = (64, 100_000)
 
@@ -82,7 +82,7 @@ def test_the_slowest_rank_sets_the_time_of_an_iteration() -> None:
     asked = request(CollectiveOp.ALL_REDUCE, 4)
     times_s = [[1.0, 5.0, 1.0], [2.0, 1.0, 1.0], [1.0, 1.0, 3.0], [1.0, 1.0, 1.0]]
     reports = {rank: {"sweep": [{"size_bytes": 600, "times_s": times_s[rank]}]} for rank in (3, 2, 1, 0)}
-    (reading,) = merge(asked, reports)
+    (reading,) = merge_collective(asked, reports)
     assert reading.time_s == 3.0  # the median of 2, 5, 3
     assert reading.time_p10_s == pytest.approx(2.2)
     assert reading.time_p90_s == pytest.approx(4.6)

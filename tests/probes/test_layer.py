@@ -10,7 +10,7 @@ from training_plans import TINY
 
 from autotune.specs import FailureKind, LayerReading, LayerRequest
 from probes.launch import LocalProber
-from probes.layer_report import merge
+from probes.reports import merge_layer
 
 ROWS, LENGTH, HIDDEN, FFN, VOCAB = 2, 64, 128, 256, 512
 MODEL = TINY | {"hidden": HIDDEN, "ffn": FFN, "vocab": VOCAB}
@@ -95,7 +95,7 @@ def test_merging_takes_the_slowest_rank_of_each_iteration() -> None:
         shares = {"forward_exposed_share": share, "backward_exposed_share": share}
         return {"forward_s": forward_s, "backward_s": [1.0, 1.0, 1.0], "memory_source": "test", **shares, **figures}
 
-    (read,) = merge(layer_request(tp=2), {0: report([1.0, 5.0, 2.0], 0.5), 1: report([3.0, 1.0, 1.0], 0.25)})
+    (read,) = merge_layer(layer_request(tp=2), {0: report([1.0, 5.0, 2.0], 0.5), 1: report([3.0, 1.0, 1.0], 0.25)})
     assert read.forward_s == 3.0
     assert read.forward_calc_s == 2.25  # the rank that waited least shows what communication itself takes
     assert read.saved_bytes == 50

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from local_ranks import AMPLE_S, cpu_cluster
 
-from autotune.cost.schedule_simulation import Task, order
+from autotune.cost.pipeline import Task, order
 from autotune.specs import Plan, Schedule
 from probes.launch import RankPool
 

@@ -9,10 +9,10 @@ import pytest
 from local_ranks import AMPLE_S, cpu_cluster
 from training_plans import step_request
 
-from autotune.cost.flops import model_flops_per_token as cost_flops_per_token
+from autotune.cost.work import model_flops_per_token as cost_flops_per_token
 from autotune.specs import FailureKind, ModelSpec, Plan, ProbeOutcome, ProbeProgress, Recompute, StepReading
 from probes.launch import LocalProber
-from probes.step_report import merge, model_flops_per_token
+from probes.reports import merge_step, model_flops_per_token
 
 SMALL = {"layers": 4, "hidden": 256, "heads": 8, "kv_heads": 8, "ffn": 1024, "vocab": 2048}
 SMALL_STEPS: dict[str, Any] = {"model": SMALL, "seq_len": 128, "global_batch": 4, "trace": True}
@@ -147,7 +147,7 @@ def test_merging_takes_the_worst_rank_and_the_mean_trace() -> None:
         1: report([2.0, 1.0, 1.0], rank=1, trace=traces[1], memory=worse, setup_s=2.0),
         0: report([2.0, 1.0, 1.0], trace=traces[0]),
     }
-    (read,) = merge(request, reports, peak_flops_per_s=1e6)
+    (read,) = merge_step(request, reports, peak_flops_per_s=1e6)
     assert read.step_time_s == 1.0
     assert read.tokens_per_s_per_gpu == 16 * 8 / 2
     assert (read.t_calc_s, read.t_comm_s, read.mu) == (2.0, 1.0, 0.5)

@@ -13,9 +13,9 @@ from training_plans import step_request
 
 from autotune.specs import Plan
 from probes import step
-from probes.account import TensorAccount
 from probes.context import RankContext
 from probes.launch import memory
+from probes.ledger import TensorAccount
 from probes.mesh import PlanGroups, trial_groups
 from probes.timing import align
 from probes.training import Training

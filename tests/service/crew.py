@@ -19,6 +19,7 @@ import psycopg
 from services import PostgresServer, RedisServer
 
 from autotune.catalog import smallest
+from autotune.fleet.service import submission_of
 from autotune.settings import read_settings
 from autotune.specs import (
     Budget,
@@ -35,7 +36,6 @@ from autotune.specs import (
     TuningState,
     Workload,
 )
-from autotune.tuning.fleet.submissions import submission_of
 from autotune.wiring import open_fleet, open_queue, open_store
 
 Answer = TypeVar("Answer")

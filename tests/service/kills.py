@@ -20,7 +20,7 @@ from autotune.errors import ServerError
 from autotune.specs import Budget, NodeState, Trial
 
 LIVE_TUNINGS = 2
-MOST_TUNINGS = 10_000
+MAX_TUNINGS = 10_000
 END_S = 600.0
 LONGEST_PAUSE_S = 5.0
 OBSERVE_EVERY_S = 0.3
@@ -72,7 +72,7 @@ class Onslaught:
         self._random = random.Random(seed)
         self._plan = self._victims(kills)
         self._next_kill_at = self._next_look_at = self._last_kill_at = time.monotonic()
-        self._known = {tuning.id for tuning in crew.store.tunings(MOST_TUNINGS)}
+        self._known = {tuning.id for tuning in crew.store.tunings(MAX_TUNINGS)}
         self._seed = 1000 * seed
         self._unanswered: tuple[str, int] | None = None
         self._finished: dict[str, Trial] = {}
@@ -178,7 +178,7 @@ class Onslaught:
     def _conclude(self) -> None:
         crew, record = self._crew, self.record
         wait_for("every node is trusted again, and free", self._is_calm, within_s=END_S)
-        assert {tuning.id for tuning in crew.store.tunings(MOST_TUNINGS)} - self._known == set(record.tunings)
+        assert {tuning.id for tuning in crew.store.tunings(MAX_TUNINGS)} - self._known == set(record.tunings)
         for tuning_id in record.tunings:
             tuning = crew.store.tuning(tuning_id)
             trials, jobs = assert_truthful(crew.store, tuning)

@@ -18,11 +18,10 @@ import redis
 from redis.backoff import NoBackoff
 from redis.retry import Retry
 
-from deploy.box.network import Network, make_network, namespaces_of, numbers, process_ids
+from deploy.box.network import BoxNetwork, make_network, namespaces_of, numbers, process_ids
 from deploy.box.processes import Command, Processes, run_once
-from deploy.box.removal import folder_of, fresh_folder, remove
+from deploy.box.removal import ROOT, Remover, folder_of, fresh_folder, remove
 from deploy.box.servers import Server, start_postgres, start_redis
-from deploy.box.watch import ROOT, Watch
 
 RATE_MBIT = 80.0
 TOLERANCE = 0.15
@@ -32,14 +31,14 @@ pytestmark = pytest.mark.netns
 
 @dataclass(frozen=True, slots=True)
 class Ground:
-    network: Network
+    network: BoxNetwork
     processes: Processes
 
 
 @contextmanager
 def ground(nodes: int = 2) -> Iterator[Ground]:
     network = make_network(nodes, RATE_MBIT)
-    watch = Watch(network.number)
+    watch = Remover(network.number)
     processes = Processes(fresh_folder(network.number) / "logs")
     try:
         yield Ground(network, processes)
@@ -77,12 +76,12 @@ def python(namespace: str, program: str, *arguments: str) -> list[str]:
     return Command(namespace=namespace, words=(sys.executable, "-I", "-S", "-c", program, *arguments)).full()
 
 
-def transfer_bytes_per_s(network: Network, sender: str, receiver: str, size_bytes: int) -> float:
+def transfer_bytes_per_s(network: BoxNetwork, sender: str, receiver: str, size_bytes: int) -> float:
     """What a TCP connection from one node to another reaches, at the better one of two times."""
     return max(_reached_bytes_per_s(network, sender, receiver, size_bytes) for _ in range(2))
 
 
-def _reached_bytes_per_s(network: Network, sender: str, receiver: str, size_bytes: int) -> float:
+def _reached_bytes_per_s(network: BoxNetwork, sender: str, receiver: str, size_bytes: int) -> float:
     address = network.address(receiver)
     listening = python(network.namespace(receiver), RECEIVER, address)
     with subprocess.Popen(listening, stdout=subprocess.PIPE, text=True) as process:
@@ -114,7 +113,7 @@ socket.create_connection((sys.argv[1], int(sys.argv[2])), timeout=float(sys.argv
 """
 
 
-def reaches(network: Network, node: str, port: int, timeout_s: float) -> bool:
+def reaches(network: BoxNetwork, node: str, port: int, timeout_s: float) -> bool:
     words = python(network.namespace(node), REACH, network.hub_address, str(port), str(timeout_s))
     return subprocess.run(words, capture_output=True, timeout=60, check=False).returncode == 0
 
@@ -166,7 +165,7 @@ print(json.dumps([text(row[1]) for row in rows if row[3] == "0A"]))
 """
 
 
-def _listening(network: Network) -> str:
+def _listening(network: BoxNetwork) -> str:
     words = (sys.executable, "-I", "-S", "-c", LISTENING)
     return run_once(Command(namespace=network.hub, words=words))
 
@@ -204,9 +203,9 @@ from deploy.box.network import make_network
 from deploy.box.processes import Command, Processes
 from deploy.box.removal import folder_of, fresh_folder
 from deploy.box.servers import start_postgres
-from deploy.box.watch import Watch
+from deploy.box.removal import Remover
 network = make_network(1, 100.0)
-watch = Watch(network.number) if sys.argv[1] != "alone" else None
+watch = Remover(network.number) if sys.argv[1] != "alone" else None
 if sys.argv[1] == "kept":
     watch.keep()
     assert not watch.end()

@@ -12,8 +12,8 @@ from crew import AMPLE_S, MAX_TRIALS, Crew, pool_cluster, wait_for
 from truth import assert_truthful
 
 from autotune.catalog import smallest
+from autotune.fleet.service import submission_of
 from autotune.specs import Budget, Job, Workload
-from autotune.tuning.fleet.submissions import submission_of
 from autotune.wiring import open_fleet
 
 WANTS = {"ben": 2, "cleo": 2, "dora": 1}

@@ -12,6 +12,8 @@ from typing import Any
 import pytest
 from fleet_world import SPACE, World, pool_cluster
 
+from autotune.fleet import advance
+from autotune.fleet.service import FleetService
 from autotune.specs import (
     Budget,
     JobPurpose,
@@ -21,8 +23,6 @@ from autotune.specs import (
     TrialState,
     TuningState,
 )
-from autotune.tuning.fleet import advance
-from autotune.tuning.fleet.service import FleetService
 from storage import SqlStore, open_store
 
 BUDGET = Budget(max_trials=4)
@@ -69,7 +69,7 @@ def test_a_tuning_runs_from_request_to_answer(world: World) -> None:
     assert len(trials) == BUDGET.max_trials
     best = world.service.best(tuning_id)
     assert best is not None
-    assert best.standing.plan.tp == best.standing.plan.pp == 1
+    assert best.ranked.plan.tp == best.ranked.plan.pp == 1
     jobs = world.store.jobs(tuning_id=tuning_id)
     assert [member.node for member in jobs[0].members] == ["a", "b"]
     assert not jobs[0].warm
@@ -135,8 +135,8 @@ def test_a_tuning_keeps_to_the_environment_that_it_began_in(world: World) -> Non
 
 
 def test_a_sweep_sends_no_more_than_tuners_can_take(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("autotune.tuning.fleet.sweeping.MOST_ADVANCED", 2)
-    monkeypatch.setattr("autotune.tuning.fleet.sweeping.ALWAYS_ADVANCED", 1)
+    monkeypatch.setattr("autotune.fleet.sweeping.MAX_ADVANCED", 2)
+    monkeypatch.setattr("autotune.fleet.sweeping.ALWAYS_ADVANCED", 1)
     world.join("a", "b")
     asked = [world.submit(2, seed=seed) for seed in range(3)]
     for name in ("a", "b"):
@@ -154,8 +154,8 @@ def test_a_sweep_sends_no_more_than_tuners_can_take(world: World, monkeypatch: p
 
 
 def test_sweeps_do_not_double_what_waits_for_tuners(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("autotune.tuning.fleet.sweeping.MOST_ADVANCED", 6)
-    monkeypatch.setattr("autotune.tuning.fleet.sweeping.ALWAYS_ADVANCED", 1)
+    monkeypatch.setattr("autotune.fleet.sweeping.MAX_ADVANCED", 6)
+    monkeypatch.setattr("autotune.fleet.sweeping.ALWAYS_ADVANCED", 1)
     world.join("a", "b")
     for seed in range(5):
         world.submit(2, seed=seed)
@@ -169,7 +169,7 @@ def test_sweeps_do_not_double_what_waits_for_tuners(world: World, monkeypatch: p
 
 
 def test_when_every_message_is_lost_the_sweep_carries_all(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("autotune.tuning.fleet.sweeping.UNSENT_AFTER_S", 0.0)
+    monkeypatch.setattr("autotune.fleet.sweeping.UNSENT_AFTER_S", 0.0)
     world.join("a", "b")
     lost = Counter[str]()
     swept = False

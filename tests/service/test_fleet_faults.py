@@ -14,6 +14,8 @@ from fleet_world import MODEL, SPACE, WORKLOAD, World, pool_cluster
 from sqlalchemy import select
 
 from autotune.errors import InputError, StoreConflictError, UnknownNameError
+from autotune.fleet.health import health_requests
+from autotune.fleet.service import submission_of
 from autotune.specs import (
     Budget,
     ClusterSpec,
@@ -31,11 +33,9 @@ from autotune.specs import (
     Tuning,
     TuningState,
 )
-from autotune.tuning.fleet.health import health_requests
-from autotune.tuning.fleet.submissions import submission_of
 from autotune.tuning.service import TuningService
 from storage import SqlStore, open_store
-from storage.fleet_tables import IncidentRow
+from storage.fleet.tables import NodeIncidentRow
 
 TWO = Budget(max_trials=2)
 REQUEST = CollectiveRequest(op=CollectiveOp.ALL_REDUCE, group_size=2, sizes_bytes=(4096,))
@@ -152,7 +152,7 @@ def test_a_node_that_fails_its_health_probe_stays_out_and_is_asked_less_and_less
 def pass_time(store: SqlStore, seconds: float) -> None:
     """Makes all incidents so much older."""
     with store.writing() as session:
-        for row in session.scalars(select(IncidentRow)):
+        for row in session.scalars(select(NodeIncidentRow)):
             row.at -= timedelta(seconds=seconds)
 
 
@@ -246,8 +246,8 @@ def test_a_node_that_is_taken_out_by_hand_waits_for_a_hand(world: World) -> None
 def test_a_node_that_does_not_answer_is_lost_and_its_job_done_elsewhere(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("autotune.tuning.fleet.scheduling.START_LEASE_S", 0.0)
-    monkeypatch.setattr("autotune.tuning.fleet.sweeping.UNSENT_AFTER_S", 3600.0)
+    monkeypatch.setattr("autotune.fleet.scheduling.START_LEASE_S", 0.0)
+    monkeypatch.setattr("autotune.fleet.sweeping.UNSENT_AFTER_S", 3600.0)
     world.join("a", "b")
     act = world.act
     world.act = lambda kind, *ids: None if ids[0] == "a" else act(kind, *ids)  # type: ignore[method-assign]
@@ -283,7 +283,7 @@ def test_a_trial_is_retried_within_its_tuning(world: World) -> None:
 def test_when_every_trial_takes_its_nodes_along_the_tuning_fails_and_says_so(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("autotune.tuning.fleet.finishing.QUARANTINE_AT", 1000)
+    monkeypatch.setattr("autotune.fleet.finishing.QUARANTINE_AT", 1000)
     world.cluster = pool_cluster(nodes=2, gpus_per_node=1)
     world.join("a", "b")
     world.fault = lambda job, node: FailureKind.LOST if job.purpose is JobPurpose.TRIAL else None

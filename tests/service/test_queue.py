@@ -12,13 +12,13 @@ import pytest
 from crew import wait_for
 from services import RedisServer, redis_server
 
+from autotune.fleet.service import FleetService
+from autotune.queue.app import TUNER_QUEUE, pool_queue
+from autotune.queue.sending import CeleryQueue
 from autotune.settings import read_settings
-from autotune.tuning.fleet.service import FleetService
 from autotune.wiring import merge_reports, open_queue
 from storage import open_store
-from workers.app import TUNER_QUEUE, pool_queue
-from workers.hands import TunerHands
-from workers.queue import CeleryQueue
+from workers.handlers import TunerHandlers
 
 
 @pytest.fixture
@@ -71,8 +71,10 @@ def test_new_tunings_of_a_moment_are_one_message_which_a_tuner_splits(
     assert messages(own_broker, TUNER_QUEUE) == [["one", "two", "three"]]
     assert queue.backlog() == 1
     with open_store(f"sqlite:///{tmp_path / 'fleet.db'}") as store:
-        hands = TunerHands(FleetService(store, queue, merge_reports), lambda: None, lambda _: None, lambda _: None)
-        hands.advance("one", "two", "three")
+        handlers = TunerHandlers(
+            FleetService(store, queue, merge_reports), lambda: None, lambda _: None, lambda _: None
+        )
+        handlers.advance("one", "two", "three")
     assert messages(own_broker, TUNER_QUEUE)[1:] == [["one"], ["two"], ["three"]]
 
 

@@ -112,14 +112,14 @@ def test_a_worker_whose_watch_is_stuck_starts_itself_again(tmp_path: Path) -> No
     mark = tmp_path / "started"
     code = f"""if True:
         import pathlib, sys, threading, time
-        import workers.watch
-        from workers.pulse import Pulse
+        import workers.watchdog
+        from workers.watchdog import Heartbeat
         mark = pathlib.Path({str(mark)!r})
         if mark.exists():
             sys.exit("the second start")
         mark.touch()
-        workers.watch._QUIET_S, workers.watch._STUCK_LOOK_S = -1.0, 0.01
-        workers.watch.Watch(Pulse(), threading.Event().wait, lambda: True, patience_s=60.0).start()
+        workers.watchdog._QUIET_S, workers.watchdog._STUCK_LOOK_S = -1.0, 0.01
+        workers.watchdog.Watch(Heartbeat(), threading.Event().wait, lambda: True, patience_s=60.0).start()
         time.sleep(60)
     """
     ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False)

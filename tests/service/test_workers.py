@@ -10,9 +10,8 @@ from crew import LONG, QUICK, Crew, wait_for
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from autotune.queue.app import TUNER_QUEUE, TaskName, create_app, node_queue
 from autotune.specs import MemberReport, MemberState
-from workers.app import TUNER_QUEUE, create_app, node_queue
-from workers.payloads import TaskName
 
 
 def test_a_tuning_on_one_node(crew: Crew) -> None:

@@ -8,8 +8,8 @@ from collections.abc import Sequence
 import psycopg
 import pytest
 
+from autotune.fleet.failures import MAX_ATTEMPTS
 from autotune.specs import EventKind, FailureKind, Job, JobState, Trial, TrialState, Tuning, TuningState
-from autotune.tuning.fleet.failures import MOST_ATTEMPTS
 from autotune.wiring import merge_reports
 from storage import SqlStore
 
@@ -75,7 +75,7 @@ def _assert_run_once(trials: Sequence[Trial], jobs: Sequence[Job]) -> None:
     for each in attempts.values():
         each.sort(key=lambda job: job.attempt)
         assert [job.attempt for job in each] == list(range(1, len(each) + 1))
-        assert len(each) <= MOST_ATTEMPTS
+        assert len(each) <= MAX_ATTEMPTS
         assert all(job.failure is not None for job in each[:-1])
     for trial in trials:
         last = attempts[trial.id][-1]

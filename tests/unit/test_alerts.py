@@ -20,10 +20,9 @@ from aiosmtpd.controller import Controller
 from aiosmtpd.smtp import SMTP, Envelope, Session
 from regression_nights import Nights
 
-from autotune.alerts.delivery import FIRST_PAUSE, LEASE, MOST_ATTEMPTS, deliver, deliver_patiently, senders_of
-from autotune.alerts.mail import Mail
-from autotune.alerts.webhook import KEY_HEADER, SIGNATURE_HEADER, SendError, Webhook
 from autotune.errors import InputError
+from autotune.regression.alerts import FIRST_PAUSE, LEASE, MAX_ATTEMPTS, deliver, deliver_patiently, senders_of
+from autotune.regression.senders import KEY_HEADER, SIGNATURE_HEADER, Mail, SendError, Webhook
 from autotune.settings import Settings, read_settings
 from autotune.specs.regression import Alert, AlertChannel, AlertEvent, CauseKind, Incident
 from storage import SqlStore, open_store
@@ -235,10 +234,10 @@ def test_at_some_time_it_is_given_up(store: SqlStore, receiver: Receiver) -> Non
     receiver.answers = [500]
     senders = senders_of(settings(webhook_url=receiver.url, webhook_secret=SECRET))
     moment = now()
-    for _ in range(MOST_ATTEMPTS + 5):
+    for _ in range(MAX_ATTEMPTS + 5):
         deliver(store, senders, clock=lambda at=moment: at)  # type: ignore[misc]
         moment += timedelta(hours=7)
-    assert len(receiver.got) == MOST_ATTEMPTS
+    assert len(receiver.got) == MAX_ATTEMPTS
 
 
 def test_settings_are_read_and_their_secrets_not_shown() -> None:

@@ -8,7 +8,7 @@ import itertools
 import pytest
 
 from autotune.errors import InputError
-from autotune.search.alternatives import SamplerName, alternative
+from autotune.search.sampler import SamplerName, alternative
 from autotune.specs import Plan
 
 # No product of the parameters: tp 4 only without ZeRO, micro-batch 8 only with tp 1.

@@ -13,15 +13,15 @@ import pytest
 from runs_file import failed, four, group_of, row, write
 from store_records import CLUSTER, FINGERPRINT, WORKLOAD, step_reading, trial, tuning
 
+from autotune.backtest.groups import Group, group_runs
+from autotune.backtest.replay import Replay
+from autotune.backtest.report import BacktestSettings, Calibration, backtest, report_data
+from autotune.backtest.runs import read_runs
 from autotune.catalog.published import published_cluster
 from autotune.cli.main import main
 from autotune.errors import InputError
-from autotune.search.alternatives import SamplerName
+from autotune.search.sampler import SamplerName
 from autotune.specs import ClusterSpec
-from autotune.tuning.backtest.groups import Group, group_runs
-from autotune.tuning.backtest.replay import Replay
-from autotune.tuning.backtest.report import Calibration, Settings, backtest, report_data
-from autotune.tuning.backtest.runs import read_runs
 from storage import SqlStore, open_store
 from storage.frames import export
 
@@ -80,8 +80,10 @@ def test_what_was_told_is_all_that_a_forecast_knows(tmp_path: Path) -> None:
 
 def test_the_order_of_the_file_does_not_matter(tmp_path: Path) -> None:
     rows = [*four(), *four(tp=2, dp=4), *four(tp=4, dp=2)]
-    reports = [report_data(backtest([group_of(tmp_path, *found)], Settings()), [], Settings()) for found in
-               (rows, rows[::-1])]  # fmt: skip
+    settings = BacktestSettings()
+    reports = [
+        report_data(backtest([group_of(tmp_path, *found)], settings), [], settings) for found in (rows, rows[::-1])
+    ]
     assert reports[0] == reports[1]
 
 
@@ -144,7 +146,7 @@ def test_parts_of_the_learning_are_switched_off(tmp_path: Path, capsys: pytest.C
 
 def test_a_seed_repeats_itself(tmp_path: Path) -> None:
     def report(seed: int, repeat: int) -> dict[str, Any]:
-        settings = Settings(sampler=SamplerName.RANDOM, seed=seed, repeat=repeat)
+        settings = BacktestSettings(sampler=SamplerName.RANDOM, seed=seed, repeat=repeat)
         return report_data(backtest([grid(tmp_path)], settings), [], settings)["summary"]
 
     assert report(0, 4) == report(0, 4)
@@ -159,28 +161,28 @@ def sizes(folder: Path) -> list[Group]:
     for gpus, shape in ((8, {}), (16, {}), (32, {}), (8, {"layers": "6", "params_b": "0.08"})):
         for micro_batch, speed in ((1, 12_000), (2, 24_000), (4, 40_000)):
             for zero in (0, 1):
-                cells = {"num_gpus": gpus, "dp": gpus, "global_batch": 128, "micro_batch": micro_batch, **shape}
+                csv_row = {"num_gpus": gpus, "dp": gpus, "global_batch": 128, "micro_batch": micro_batch, **shape}
                 name = f"{gpus} {shape.get('layers', '12')}"
-                rows.append(row(group=name, zero_stage=zero, tokens_per_s_per_gpu=speed, **cells))
+                rows.append(row(group=name, zero_stage=zero, tokens_per_s_per_gpu=speed, **csv_row))
     runs, _ = read_runs(write(folder / "sizes.csv", rows), published_cluster)
     return group_runs(runs)[0]
 
 
 def test_history_comes_from_small_clusters_of_the_same_model(tmp_path: Path) -> None:
     groups = sizes(tmp_path)
-    settings = Settings(calibration=Calibration.HISTORY, train_gpus=16, told_trials=0)
+    settings = BacktestSettings(calibration=Calibration.HISTORY, train_gpus=16, told_trials=0)
     reports = backtest(groups, settings)
-    assert [(report.group.name, report.lessons) for report in reports] == [("32 12", 12)]
+    assert [(report.group.name, report.transfers) for report in reports] == [("32 12", 12)]
     modes = reports[0].modes
-    # The lesson is the same factor everywhere, so most of it carries over.
+    # The transfer is the same factor everywhere, so most of it carries over.
     assert modes[Calibration.HISTORY].mape < 0.5 * modes[Calibration.NONE].mape
-    every = backtest(groups, Settings(calibration=Calibration.HISTORY))
-    assert [report.lessons for report in every] == [18, 12, 12, 18]  # a plan that two groups have is one lesson
+    every = backtest(groups, BacktestSettings(calibration=Calibration.HISTORY))
+    assert [report.transfers for report in every] == [18, 12, 12, 18]  # a plan that two groups have is one transfer
 
 
 def test_larger_groups_must_be_there(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="at least one group"):
-        backtest(sizes(tmp_path), Settings(calibration=Calibration.HISTORY, train_gpus=32))
+        backtest(sizes(tmp_path), BacktestSettings(calibration=Calibration.HISTORY, train_gpus=32))
 
 
 @pytest.fixture
@@ -237,7 +239,7 @@ def test_the_published_runs_are_read_whole() -> None:
 def test_the_published_references_are_reached(
     published: list[Group], sampler: SamplerName, repeat: int, trials: float, tolerance: float
 ) -> None:
-    settings = Settings(sampler=sampler, repeat=repeat, told_trials=0)
+    settings = BacktestSettings(sampler=sampler, repeat=repeat, told_trials=0)
     data = report_data(backtest(published, settings), [], settings)
     assert data["settings"]["judged_groups"] == 18
     assert data["summary"]["trials_to_95"] == pytest.approx(trials, abs=tolerance)

@@ -7,11 +7,11 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from runs_file import Cells, failed, four, group_of, row
+from runs_file import CsvRow, failed, four, group_of, row
 
-from autotune.tuning.backtest.groups import Group
-from autotune.tuning.backtest.metrics import Accuracy, Forecast, accuracy_of, walk_of
-from autotune.tuning.backtest.runs import RunStatus
+from autotune.backtest.groups import Group
+from autotune.backtest.metrics import Accuracy, Forecast, accuracy_of, walk_of
+from autotune.backtest.runs import RunStatus
 
 GIB = 2**30
 
@@ -55,7 +55,7 @@ def test_a_walk_counts_every_ask(  # 7000, 9700, 10000 (the best), out of memory
 
 
 def test_a_perfect_forecast_has_no_error(tmp_path: Path) -> None:
-    rows = [{**cells, "peak_mem_gb": "10"} if cells["status"] == "ok" else cells for cells in four()]
+    rows = [{**csv_row, "peak_mem_gb": "10"} if csv_row["status"] == "ok" else csv_row for csv_row in four()]
     found = judged(group_of(tmp_path, *rows), [7000, 9700, 10000, 12000], [True, True, True, False], [10, 10, 10, 90])
     assert found == Accuracy(
         regret_top1=0.0, regret_top3=0.0, kendall=1.0, mape=0.0, mem_mape=0.0, oom_recall=1.0, oom_false_alarm=0.0
@@ -95,7 +95,7 @@ def test_kendall_counts_ties_as_tau_b_does(tmp_path: Path) -> None:
 
 
 def test_memory_is_judged_where_the_reserved_peak_is_known(tmp_path: Path) -> None:
-    rows: list[Cells] = [
+    rows: list[CsvRow] = [
         row(micro_batch=1, peak_mem_gb=10), row(micro_batch=2, peak_mem_gb=40), row(micro_batch=4, mem_alloc_gb=9),
         failed("oom", micro_batch=8), failed("oom", micro_batch=2, zero_stage=1), failed("fail", zero_stage=1),
     ]  # fmt: skip
@@ -116,7 +116,7 @@ def test_what_a_group_cannot_judge_is_none(tmp_path: Path) -> None:
 
 
 def test_what_was_told_is_no_error_but_may_be_picked(tmp_path: Path) -> None:
-    rows = [{**cells, "peak_mem_gb": "10"} if cells["status"] == "ok" else cells for cells in four()]
+    rows = [{**csv_row, "peak_mem_gb": "10"} if csv_row["status"] == "ok" else csv_row for csv_row in four()]
     group = group_of(tmp_path, *rows)
     found = judged(group, [700, 9700, 20000, 1], [True, True, False, True], [99, 10, 12, 99], told=[0, 3])
     assert (found.mape, found.mem_mape) == (pytest.approx(0.25), pytest.approx(0.1))

@@ -7,21 +7,21 @@ from pathlib import Path
 import pytest
 from runs_file import ROW, failed, four, group_of, row, write
 
+from autotune.backtest.groups import group_runs
+from autotune.backtest.runs import RunStatus, read_runs
 from autotune.catalog.published import published_cluster
 from autotune.errors import InputError
 from autotune.specs import CollectiveOp, DType, Failure, FailureKind, Plan, Schedule, StepReading
-from autotune.tuning.backtest.groups import group_runs
-from autotune.tuning.backtest.runs import RunStatus, read_runs
 
 GIB = 2**30
 
 
 def test_a_row_becomes_specs_and_a_result(tmp_path: Path) -> None:
-    cells = row(
+    csv_row = row(
         tp=2, pp=2, dp=2, vpp=3, schedule="interleaved-1f1b", sp="True", zero_stage="1.0", micro_batch="4.0",
         recompute="selective", peak_mem_gb=20, mem_alloc_gb=15,
     )  # fmt: skip
-    (run,), skipped = read_runs(write(tmp_path / "a.csv", [cells]), published_cluster)
+    (run,), skipped = read_runs(write(tmp_path / "a.csv", [csv_row]), published_cluster)
     assert skipped == []
     assert run.plan == Plan.from_data(
         {"tp": 2, "pp": 2, "dp": 2, "vpp": 3, "micro_batch": 4, "zero_stage": 1, "recompute": "selective",
@@ -34,7 +34,7 @@ def test_a_row_becomes_specs_and_a_result(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("cells", "gated", "tied"),
+    ("csv_row", "gated", "tied"),
     [
         # Llama-1.34B of the Ultra-Scale sweep, whose ffn is 4 x hidden and which is gated all the same.
         ({"params_b": 1.34, "layers": 16, "hidden": 2048, "heads": 32, "ffn": 8192, "vocab": 131072}, True, True),
@@ -46,9 +46,9 @@ def test_a_row_becomes_specs_and_a_result(tmp_path: Path) -> None:
     ],
 )  # fmt: skip
 def test_the_variant_is_the_one_that_has_the_parameters(
-    tmp_path: Path, cells: dict[str, object], gated: bool, tied: bool
+    tmp_path: Path, csv_row: dict[str, object], gated: bool, tied: bool
 ) -> None:
-    model = group_of(tmp_path, row(**cells, tokens_per_s_per_gpu=100)).model
+    model = group_of(tmp_path, row(**csv_row, tokens_per_s_per_gpu=100)).model
     assert (model.gated, model.tied) == (gated, tied)
 
 
@@ -59,7 +59,7 @@ def test_the_speed_follows_from_the_iteration_time(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("cells", "column"),
+    ("csv_row", "column"),
     [
         ({"layers": 10_001}, "layers"),
         ({"seq_len": "1e30"}, "seq_len"),
@@ -97,8 +97,8 @@ def test_the_speed_follows_from_the_iteration_time(tmp_path: Path) -> None:
         ({"net_allreduce_GBps": 0}, "net_allreduce_GBps"),
     ],
 )
-def test_a_bad_cell_is_named_with_row_and_column(tmp_path: Path, cells: dict[str, object], column: str) -> None:
-    path = write(tmp_path / "a.csv", [row(micro_batch=2), row(**cells)])
+def test_a_bad_cell_is_named_with_row_and_column(tmp_path: Path, csv_row: dict[str, object], column: str) -> None:
+    path = write(tmp_path / "a.csv", [row(micro_batch=2), row(**csv_row)])
     with pytest.raises(InputError) as raised:
         read_runs(path, published_cluster)
     assert raised.value.what == f"{path}, row 3, column {column}"
@@ -148,12 +148,12 @@ def test_repeats_of_a_plan_are_one_outcome(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("cells", "column"),
+    ("csv_row", "column"),
     [({"seq_len": 2048}, "seq_len"), ({"hidden": 960, "params_b": 0.19}, "hidden"), ({"dtype": "fp16"}, "dtype"),
      ({"num_gpus": 16, "dp": 16}, "num_gpus"), ({"gpu": "H100", "gpu_mem_gb": 80}, "gpu")],
 )  # fmt: skip
-def test_the_rows_of_a_group_must_agree(tmp_path: Path, cells: dict[str, object], column: str) -> None:
-    path = write(tmp_path / "a.csv", [row(), row(micro_batch=2, **cells)])
+def test_the_rows_of_a_group_must_agree(tmp_path: Path, csv_row: dict[str, object], column: str) -> None:
+    path = write(tmp_path / "a.csv", [row(), row(micro_batch=2, **csv_row)])
     runs, _ = read_runs(path, published_cluster)
     with pytest.raises(InputError, match=f"row 3, column {column}"):
         group_runs(runs)

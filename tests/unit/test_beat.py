@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 from commands import Command
 
+from autotune.queue.app import TaskName, read_payload
 from workers.beat import Nightly
-from workers.payloads import TaskName, read_payload
 
 NIGHT = datetime(2026, 5, 4, 2, 30, tzinfo=UTC)
 

@@ -9,8 +9,7 @@ from commands import Command
 
 from autotune.catalog import cluster_from_shorthand, model
 from autotune.errors import InputError
-from autotune.search.bounds import require_bounded
-from autotune.search.space import Runtime
+from autotune.search.space import Runtime, require_bounded
 from autotune.specs import ClusterSpec, ModelSpec, Workload
 
 TOWER = model("llama3.1-8b").model_copy(update={"name": "tower", "layers": 9999})

@@ -1,20 +1,20 @@
-"""Lessons of other tunings as the prior of this one."""
+"""Transfers of other tunings as the prior of this one."""
 
 import numpy as np
 import pytest
 
-from autotune.search.carried import BETWEEN, carried_prior
+from autotune.search.residual import BETWEEN, carried_prior
 
 PRIOR = np.diag([0.3**2, 0.2**2])
 
 
-def test_without_lessons_the_prior_stays() -> None:
+def test_without_transfers_the_prior_stays() -> None:
     mean, covariance = carried_prior(np.zeros((0, 2)), np.zeros(0), np.zeros(0), PRIOR)
     assert np.all(mean == 0.0)
     assert np.array_equal(covariance, PRIOR)
 
 
-def test_many_lessons_find_the_parameters_and_leave_doubt() -> None:
+def test_many_transfers_find_the_parameters_and_leave_doubt() -> None:
     rng = np.random.default_rng(0)
     slopes = rng.uniform(0, 1, (200, 2))
     truth = np.array([0.4, -0.2])
@@ -23,7 +23,7 @@ def test_many_lessons_find_the_parameters_and_leave_doubt() -> None:
     assert np.sqrt(np.diag(covariance)) == pytest.approx(BETWEEN * np.array([0.3, 0.2]), rel=0.05)
 
 
-def test_a_wild_lesson_changes_little() -> None:
+def test_a_wild_transfer_changes_little() -> None:
     residuals = np.full(20, 0.1)
     residuals[7] = 3.0
     mean, _ = carried_prior(np.tile([1.0, 0.0], (20, 1)), residuals, np.full(20, 0.1), PRIOR)

@@ -8,8 +8,8 @@ import pytest
 from commands import Command
 from store_records import CLUSTER, FINGERPRINT, MODEL, step_reading, trial, tuning
 
+from autotune.knowledge.recording import remember
 from autotune.specs import Plan
-from autotune.tuning.knowledge.recording import remember
 from storage import open_store
 
 FAST, SLOW = Plan(tp=2, dp=4), Plan(tp=2, pp=2, dp=2)

@@ -10,7 +10,7 @@ from threading import Event
 import pytest
 from anyio.to_thread import current_default_thread_limiter, run_sync
 
-from autotune.api.combining import Combiner
+from autotune.api.sharing import Combiner
 from autotune.errors import StoreConflictError, StoreError
 
 

@@ -8,10 +8,9 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from scipy import stats
 
-from autotune.search.belief import Observation
-from autotune.search.comparison import MOST_REPEATS, contenders, decide, difference, undecided
-from autotune.search.standing import Standing, standings
-from autotune.search.stopping import Verdict
+from autotune.search.acquisition import StopVerdict
+from autotune.search.posterior import Observation
+from autotune.search.ranking import MAX_REPEATS, RankedPlan, contenders, decide, difference, ranking, undecided
 from autotune.specs import Budget, Plan, TuningState
 from autotune.tuning.lifecycle import Facts, next_confirmation
 
@@ -19,9 +18,9 @@ GIB = 2**30
 speed_lists = st.lists(st.floats(900.0, 1100.0), min_size=3, max_size=6)
 
 
-def standing(tp: int, *speeds: float, peak_bytes: float = GIB) -> Standing:
+def ranked(tp: int, *speeds: float, peak_bytes: float = GIB) -> RankedPlan:
     mean = float(np.mean(speeds))
-    return Standing(
+    return RankedPlan(
         plan=Plan(tp=tp), tokens_per_s_per_gpu=mean, interval=(mean, mean), speeds=speeds, peak_bytes=peak_bytes
     )
 
@@ -29,37 +28,37 @@ def standing(tp: int, *speeds: float, peak_bytes: float = GIB) -> Standing:
 @given(speed_lists, speed_lists)
 def test_the_interval_is_that_of_scipys_welch_test(one: list[float], other: list[float]) -> None:
     assume(min(np.ptp(one), np.ptp(other)) > 0.01)  # scipy warns of equal values
-    found = difference(standing(1, *one), standing(2, *other))
+    found = difference(ranked(1, *one), ranked(2, *other))
     expected = stats.ttest_ind(np.log(one), np.log(other), equal_var=False).confidence_interval(0.95)
     assert (found.low, found.high) == pytest.approx(np.expm1([expected.low, expected.high]), rel=1e-6, abs=1e-9)
 
 
 @given(speed_lists, speed_lists)
 def test_a_difference_seen_from_the_other_side_is_its_inverse(one: list[float], other: list[float]) -> None:
-    there, back = (difference(standing(1, *a), standing(2, *b)) for a, b in ((one, other), (other, one)))
+    there, back = (difference(ranked(1, *a), ranked(2, *b)) for a, b in ((one, other), (other, one)))
     assert (1.0 + there.low) * (1.0 + back.high) == pytest.approx(1.0)
     assert there.decided is back.decided
     assert there.low <= there.faster <= there.high
 
 
 def test_few_repeats_decide_nothing_and_equal_ones_everything() -> None:
-    assert not difference(standing(1, 100.0, 100.1), standing(2, 50.0, 50.1, 50.2)).decided
-    assert difference(standing(1, 100.0, 100.0, 100.0), standing(2, 99.0, 99.0, 99.0)).decided
-    assert not difference(standing(1, 100.0, 100.0, 100.0), standing(2, 100.0, 100.0, 100.0)).decided
+    assert not difference(ranked(1, 100.0, 100.1), ranked(2, 50.0, 50.1, 50.2)).decided
+    assert difference(ranked(1, 100.0, 100.0, 100.0), ranked(2, 99.0, 99.0, 99.0)).decided
+    assert not difference(ranked(1, 100.0, 100.0, 100.0), ranked(2, 100.0, 100.0, 100.0)).decided
 
 
-def confirmed(rng: np.random.Generator, speeds: dict[int, float], noise: float) -> list[Standing]:
-    """Standings after the lifecycle has measured as often as it wants to; `speeds` are the truths by tp."""
+def confirmed(rng: np.random.Generator, speeds: dict[int, float], noise: float) -> list[RankedPlan]:
+    """Ranking after the lifecycle has measured as often as it wants to; `speeds` are the truths by tp."""
 
     def measure(tp: int) -> Observation:
         value = speeds[tp] * float(np.exp(noise * rng.standard_normal()))
         return Observation(plan=Plan(tp=tp), tokens_per_s_per_gpu=value)
 
     told = [measure(tp) for tp in speeds]
-    verdict = Verdict(stop=True, reason="", expected_gain=None, gpu_s=None)
+    verdict = StopVerdict(stop=True, reason="", expected_gain=None, gpu_s=None)
     while True:
-        found = standings(told)
-        facts = Facts(state=TuningState.SEARCHING, verdict=verdict, standings=found, budget=Budget())
+        found = ranking(told)
+        facts = Facts(state=TuningState.SEARCHING, verdict=verdict, ranking=found, budget=Budget())
         plan = next_confirmation(facts)
         if plan is None:
             return found
@@ -94,30 +93,30 @@ def test_clear_differences_need_three_repeats_and_close_ones_all() -> None:
     clear = confirmed(rng, {1: 1080.0, 2: 1000.0}, 0.002)
     assert [item.repeats for item in clear] == [3, 3]
     close = confirmed(rng, {1: 1000.0, 2: 1000.0}, 0.02)
-    assert [item.repeats for item in close] == [MOST_REPEATS, MOST_REPEATS]
+    assert [item.repeats for item in close] == [MAX_REPEATS, MAX_REPEATS]
 
 
 def test_contenders_are_three_at_most_and_within_a_tenth() -> None:
-    found = [standing(1, 100.0), standing(2, 99.0), standing(4, 91.0), standing(8, 90.5), standing(16, 80.0)]
+    found = [ranked(1, 100.0), ranked(2, 99.0), ranked(4, 91.0), ranked(8, 90.5), ranked(16, 80.0)]
     assert [item.plan.tp for item in contenders(found)] == [1, 2, 4]
     assert contenders([]) == ()
 
 
 def test_of_plans_that_cannot_be_told_apart_the_one_with_more_free_memory_is_used() -> None:
-    fast = standing(1, 1000.0, 1010.0, 1005.0, peak_bytes=70 * GIB)
-    lean = standing(2, 1002.0, 998.0, 1006.0, peak_bytes=50 * GIB)
+    fast = ranked(1, 1000.0, 1010.0, 1005.0, peak_bytes=70 * GIB)
+    lean = ranked(2, 1002.0, 998.0, 1006.0, peak_bytes=50 * GIB)
     found = decide([fast, lean])
     assert (found.best, found.tied) == (lean, [fast])
     assert "29% lower than that of tp1" in found.reason
 
 
 def test_memory_is_no_reason_where_speed_decides_or_would_be_given_up() -> None:
-    fast = standing(1, 1000.0, 1010.0, 1005.0, peak_bytes=70 * GIB)
-    slower = standing(2, 952.0, 950.0, 948.0, peak_bytes=50 * GIB)
+    fast = ranked(1, 1000.0, 1010.0, 1005.0, peak_bytes=70 * GIB)
+    slower = ranked(2, 952.0, 950.0, 948.0, peak_bytes=50 * GIB)
     assert (decide([fast, slower]).best, decide([fast, slower]).tied) == (fast, [])
-    unsure = standing(2, 940.0, peak_bytes=50 * GIB)
+    unsure = ranked(2, 940.0, peak_bytes=50 * GIB)
     assert (decide([fast, unsure]).best, decide([fast, unsure]).tied) == (fast, [unsure])
-    same = standing(2, 1004.0, 1000.0, 1008.0, peak_bytes=69.9 * GIB)
+    same = ranked(2, 1004.0, 1000.0, 1008.0, peak_bytes=69.9 * GIB)
     assert decide([fast, same]).best is fast
     assert decide([fast]).tied == []
 
@@ -125,9 +124,9 @@ def test_memory_is_no_reason_where_speed_decides_or_would_be_given_up() -> None:
 def test_repeats_widen_the_interval_by_students_factor() -> None:
     """Runs of 1000 and 1020: s of ln is 0.0140, t(1, 0.975) = 12.706, so a factor exp(12.706 * 0.0140 / sqrt 2)."""
     told = [Observation(plan=Plan(), tokens_per_s_per_gpu=value, relative_noise=0.001) for value in (1000.0, 1020.0)]
-    (found,) = standings(told)
+    (found,) = ranking(told)
     assert found.interval == pytest.approx((1010.0 / 1.13406, 1010.0 * 1.13406), rel=1e-4)
     assert (found.speeds, found.last) == ((1000.0, 1020.0), 1)
-    wild = standings([*told, Observation(plan=Plan(), tokens_per_s_per_gpu=10.0)])
+    wild = ranking([*told, Observation(plan=Plan(), tokens_per_s_per_gpu=10.0)])
     assert wild[0].interval[0] > 0.0
-    assert standings(told[:1])[0].interval == pytest.approx((999.0, 1001.0), rel=1e-5)
+    assert ranking(told[:1])[0].interval == pytest.approx((999.0, 1001.0), rel=1e-5)

@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from autotune.catalog import cluster_from_shorthand, model
 from autotune.cost.calibrate import fit_compute, fit_links, fit_profile
 from autotune.cost.estimate import estimate
-from autotune.cost.gemm import PLAIN, Gemm, gemm_of
 from autotune.cost.network import ring_steps, ring_traffic
+from autotune.cost.speeds import PLAIN, Gemm, gemm_of
 from autotune.cost.work import reading_work
 from autotune.errors import InputError
 from autotune.specs import (

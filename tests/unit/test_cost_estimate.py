@@ -7,11 +7,11 @@ import pytest
 
 from autotune.catalog import cluster_from_shorthand, model
 from autotune.cost.estimate import EstimateTable, estimate, estimate_table
-from autotune.cost.flops import model_flops_per_token
 from autotune.cost.framework import TORCH
 from autotune.cost.network import Network
 from autotune.cost.speeds import needed_bytes
 from autotune.cost.table import COLUMNS, PlanTable
+from autotune.cost.work import model_flops_per_token
 from autotune.errors import IllegalPlanError, MissingMeasurementError
 from autotune.search.space import legal_plans
 from autotune.specs import (

@@ -6,7 +6,7 @@ import pytest
 
 from autotune.catalog import cluster_from_shorthand, model
 from autotune.cost.estimate import estimate
-from autotune.cost.matmuls import EXPERT_LOAD_FACTOR
+from autotune.cost.work import EXPERT_LOAD_FACTOR
 from autotune.errors import InputError
 from autotune.specs import Estimate, ModelSpec, Plan, Workload
 

@@ -8,15 +8,11 @@ import numpy as np
 import pytest
 
 from autotune.catalog import cluster_from_shorthand, model
-from autotune.cost.activations import layer_token_bytes
 from autotune.cost.estimate import estimate, memory_table
-from autotune.cost.layouts import Layouts
-from autotune.cost.memory import MemoryModel, optimizer_bytes
+from autotune.cost.memory import MemoryModel, layer_token_bytes, optimizer_bytes
 from autotune.cost.parameters import total_parameters
 from autotune.cost.pipeline import Stage, StageSlots, chunk_layers, cut_by_cost, in_flight, stage_slots, stages
-from autotune.cost.rows import pieces
-from autotune.cost.shapes import Shapes
-from autotune.cost.table import SCHEDULES, PlanTable
+from autotune.cost.table import SCHEDULES, Layouts, PlanTable, Shapes, pieces
 from autotune.specs import BytesByPart, DType, ModelSpec, Optimizer, Plan, Recompute, Schedule, Workload
 
 GPT3 = model("gpt3-175b")

@@ -5,14 +5,15 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from autotune.cost.links import UNREAD, ring_of
 from autotune.cost.network import (
     HOST_SHARE,
     INTER_LATENCY_S,
     LINK_EFFICIENCY,
+    UNREAD,
     USUAL_STEP_S,
     Network,
     geometry,
+    ring_of,
     ring_steps,
     ring_traffic,
 )

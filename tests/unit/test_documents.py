@@ -10,7 +10,7 @@ from store_records import MODEL
 from autotune.catalog import cluster_from_shorthand, model
 from autotune.cli.inputs import read_space, read_workload
 from autotune.errors import InputError
-from autotune.search.rank import rank
+from autotune.search.offline import rank
 from autotune.specs import ClusterSpec, ModelSpec, Space, Workload
 from autotune.specs.documents import LONGEST_BYTES, parse_document, read_document, to_yaml
 

@@ -10,9 +10,11 @@ import pytest
 from autotune.catalog import cluster_from_shorthand
 from autotune.catalog import model as preset
 from autotune.cost.table import PlanTable
-from autotune.search.explain import (
+from autotune.explain.explanation import explain_best, explain_setting, rejection
+from autotune.explain.limits import LimitKind, estimated_limits, measured_limits, memory_limit
+from autotune.explain.losses import (
     Source,
-    Step,
+    StepParts,
     change,
     changed,
     largest_parts,
@@ -21,12 +23,9 @@ from autotune.search.explain import (
     measured_step,
     neighbours,
 )
-from autotune.search.explanation import explain_setting, rejection
-from autotune.search.limits import LimitKind, estimated_limits, measured_limits, memory_limit
-from autotune.search.whatif import Setting, what_ifs
+from autotune.explain.whatif import Setting, what_ifs
+from autotune.search.ranking import best_of
 from autotune.specs import Plan, Recompute, Schedule, StepReading, Trial, TrialState, Tuning, Workload
-from autotune.tuning.best import best_of
-from autotune.tuning.explanation import explain_best
 
 SETTING = Setting(
     model=preset("llama2-7b"),
@@ -68,8 +67,8 @@ def reading(
 
 
 def test_a_loss_names_the_parts_that_take_longer_with_their_seconds() -> None:
-    own = Step(1.0, {"computing": 0.9, "TP communication": 0.07, "optimizer": 0.03}, Source.ESTIMATE)
-    other = Step(1.18, {"computing": 1.03, "TP communication": 0.12, "optimizer": 0.03}, Source.ESTIMATE)
+    own = StepParts(1.0, {"computing": 0.9, "TP communication": 0.07, "optimizer": 0.03}, Source.ESTIMATE)
+    other = StepParts(1.18, {"computing": 1.03, "TP communication": 0.12, "optimizer": 0.03}, Source.ESTIMATE)
     found = loss(Plan(tp=4, dp=2), own, Plan(tp=8), other)
     assert found.text == (
         "tp 8 instead of 4: +18.0% of the step (estimate): computing 1,030 ms instead of 900 ms, "
@@ -79,14 +78,14 @@ def test_a_loss_names_the_parts_that_take_longer_with_their_seconds() -> None:
 
 
 def test_of_a_faster_plan_the_parts_that_take_less_are_named() -> None:
-    own = Step(1.0, {"computing": 0.8, "idle": 0.2}, Source.MEASURED)
-    found = loss(Plan(), own, Plan(micro_batch=2), Step(0.9, {"computing": 0.85, "idle": 0.05}, Source.MEASURED))
+    own = StepParts(1.0, {"computing": 0.8, "idle": 0.2}, Source.MEASURED)
+    found = loss(Plan(), own, Plan(micro_batch=2), StepParts(0.9, {"computing": 0.85, "idle": 0.05}, Source.MEASURED))
     assert found.text == "micro_batch 2 instead of 1: -10.0% of the step (measured): idle 50 ms instead of 200 ms"
 
 
 def test_measured_and_estimated_steps_are_never_compared() -> None:
     with pytest.raises(AssertionError, match="measured"):
-        loss(Plan(), Step(1.0, {}, Source.MEASURED), Plan(tp=2), Step(1.0, {}, Source.ESTIMATE))
+        loss(Plan(), StepParts(1.0, {}, Source.MEASURED), Plan(tp=2), StepParts(1.0, {}, Source.ESTIMATE))
 
 
 @pytest.mark.parametrize(

@@ -9,6 +9,7 @@ import pytest
 from store_records import MODEL, WORKLOAD, step_reading
 
 from autotune.catalog import cluster_from_shorthand
+from autotune.fleet.failures import MAX_ATTEMPTS, POLICY, Judgement, judge
 from autotune.search.core import Search
 from autotune.specs import (
     ClusterSpec,
@@ -24,7 +25,6 @@ from autotune.specs import (
     ProbeOutcome,
     StepRequest,
 )
-from autotune.tuning.fleet.failures import MOST_ATTEMPTS, POLICY, Verdict, judge
 
 NOW = datetime(2026, 11, 29, 12, tzinfo=UTC)
 CLUSTER = ClusterSpec(
@@ -56,11 +56,11 @@ def crashed(number: int, message: str, nodes: str = "ab", avoid: Sequence[str] =
 
 def verdict(
     job: Job, outcome: ProbeOutcome, blamed: str | None = "a", *, earlier: Sequence[Job] = (), wanted: bool = True
-) -> Verdict:
+) -> Judgement:
     return judge(job, outcome, blamed, earlier=earlier, wanted=wanted, now=NOW)
 
 
-def guilty(found: Verdict) -> list[str]:
+def guilty(found: Judgement) -> list[str]:
     return [incident.node for incident in found.incidents]
 
 
@@ -90,10 +90,10 @@ def test_what_a_node_may_have_done_is_tried_again_elsewhere_and_twice_at_most(ki
     assert first.retry.id != "j1"
     assert (first.retry.trial_id, first.retry.request, first.retry.environment_key) == ("t-0", REQUEST, "env")
 
-    last = verdict(attempt(MOST_ATTEMPTS, "cd", "ab"), failed(kind), "c")
+    last = verdict(attempt(MAX_ATTEMPTS, "cd", "ab"), failed(kind), "c")
     assert (last.retry, guilty(last)) == (None, ["c"])
     assert last.failure is not None
-    assert f"attempt {MOST_ATTEMPTS}" in last.failure.message
+    assert f"attempt {MAX_ATTEMPTS}" in last.failure.message
 
 
 def test_without_a_known_cause_nobody_is_blamed_or_avoided() -> None:
@@ -183,6 +183,6 @@ def test_only_an_oom_teaches_memory_and_what_was_tried_often_enough_is_not_asked
         assert plan is not None
         row = search.table.find(plan)
         search.tell(plan, Failure(kind=kind, message=""), final=True)
-        belief = search.belief()
-        assert belief.barred[row]
+        posterior = search.posterior()
+        assert posterior.barred[row]
         assert search.observations[0].out_of_memory is (kind is FailureKind.OOM)

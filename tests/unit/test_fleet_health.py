@@ -7,9 +7,9 @@ from datetime import UTC, datetime, timedelta
 import pytest
 from fleet_world import DEVICE, pool_cluster
 
+from autotune.fleet.health import back_off_s, following, health_job, health_requests, slowness
+from autotune.fleet.sweeping import is_canary_due
 from autotune.specs import CollectiveRequest, LayerRequest, Node
-from autotune.tuning.fleet.health import back_off_s, following, health_job, health_requests, slowness
-from autotune.tuning.fleet.sweeping import is_canary_due
 
 NOW = datetime(2026, 11, 29, 12, tzinfo=UTC)
 

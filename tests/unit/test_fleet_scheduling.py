@@ -9,6 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from autotune.fleet.eligibility import why_waiting
+from autotune.fleet.scheduling import Grant, choose
 from autotune.specs import (
     ClusterSpec,
     CollectiveOp,
@@ -21,8 +23,6 @@ from autotune.specs import (
     Node,
     NodeState,
 )
-from autotune.tuning.fleet.eligibility import why_waiting
-from autotune.tuning.fleet.scheduling import Grant, choose
 
 NOW = datetime(2026, 11, 29, 12, tzinfo=UTC)
 DEVICE = Device(name="card", kind=DeviceKind.CUDA, memory_bytes=2**30)

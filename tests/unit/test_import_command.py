@@ -124,7 +124,7 @@ def test_imported_runs_move_the_ranking_and_are_shown_as_others(autotune: Comman
     assert (unknown.status, "known: mlops" in unknown.err) == (2, True)
 
 
-def test_runs_of_another_size_are_lessons_and_sweeps_are_links(autotune: Command, log: Path, tmp_path: Path) -> None:
+def test_runs_of_another_size_are_transfers_and_sweeps_are_links(autotune: Command, log: Path, tmp_path: Path) -> None:
     sweep = tmp_path / "sweep.txt"
     sweep.write_text(import_logs.nccl_tests(local=8, hosts=4))
     assert autotune("import", log, *MEGATRON, "--source", "mlops").status == 0

@@ -1,4 +1,4 @@
-"""What a tuning learns from imports: lessons, links and first plans; never results of its own."""
+"""What a tuning learns from imports: transfers, links and first plans; never results of its own."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from autotune.catalog import load_model
 from autotune.catalog.gpus import cluster_from_shorthand
 from autotune.cost.calibrate import fit_profile
 from autotune.errors import UnknownNameError
+from autotune.imports.learning import fastest_plans, framework_of, transfers_from, trials_of, with_links
 from autotune.specs import (
     ClusterSpec,
     CollectiveOp,
@@ -26,8 +27,7 @@ from autotune.specs import (
     Workload,
 )
 from autotune.specs.imported import ImportBatch, ImportedReading, ImportedRun
-from autotune.tuning.deliberation import Deliberation
-from autotune.tuning.imported import fastest_plans, framework_of, lessons_from, trials_of, with_links
+from autotune.tuning.planner import Planner
 from autotune.tuning.service import TuningService
 from storage import SqlStore, open_store
 
@@ -68,7 +68,7 @@ def store(tmp_path: Path) -> Iterator[SqlStore]:
         yield opened
 
 
-def deliberation(store: SqlStore, history: str) -> Deliberation:
+def planner(store: SqlStore, history: str) -> Planner:
     """A tuning in its search, without ranks and without a reading of its own."""
     now = datetime.now(UTC)
     tuning = Tuning(
@@ -76,13 +76,13 @@ def deliberation(store: SqlStore, history: str) -> Deliberation:
         state=TuningState.SEARCHING, created_at=now, updated_at=now,
     )  # fmt: skip
     store.create_tuning(tuning)
-    made = Deliberation(store, tuning, "")
+    made = Planner(store, tuning, "")
     made.facts(tuning)
     return made
 
 
 def test_imports_teach_a_tuning_and_are_measured_first(store: SqlStore) -> None:
-    alone, taught = deliberation(store, ""), deliberation(store, "mlops")
+    alone, taught = planner(store, ""), planner(store, "mlops")
     assert taught.best is None  # nothing was measured here yet
     other = Plan(dp=8, micro_batch=2, zero_stage=1)
     expected = [made.estimate_of(other) for made in (alone, taught)]
@@ -118,27 +118,27 @@ def test_links_fill_gaps_and_never_take_the_place_of_own_ones() -> None:
     assert alone.links[0].bytes_per_s == pytest.approx(1e11)
 
 
-def test_lessons_are_of_the_same_hardware_and_one_a_plan() -> None:
+def test_transfers_are_of_the_same_hardware_and_one_a_plan() -> None:
     a100 = cluster_from_shorthand("a100-80gb-sxm:1x8")
     larger = run(FAST.model_copy(update={"dp": 8}), 10_000.0, cluster=cluster_from_shorthand("h100-80gb-sxm:2x8"))
     runs = [run(FAST, 10_000.0), run(FAST, 12_000.0), run(FAST, 5_000.0, cluster=a100), larger]
-    lessons = lessons_from(runs, CLUSTER, lambda _cluster: ())
-    assert {lesson.plan for lesson in lessons} == {FAST, larger.plan}
-    assert all(lesson.log_speed is not None and lesson.log_speed < 0 for lesson in lessons)
+    transfers = transfers_from(runs, CLUSTER, lambda _cluster: ())
+    assert {transfer.plan for transfer in transfers} == {FAST, larger.plan}
+    assert all(transfer.log_speed is not None and transfer.log_speed < 0 for transfer in transfers)
 
 
 def test_runs_on_an_unknown_device_teach_once_it_was_measured() -> None:
     device = CLUSTER.device.model_copy(update={"name": "card", "peak_flops_per_s": {}})
     unknown = CLUSTER.model_copy(update={"device": device})
     runs = [run(FAST, 10_000.0, cluster=unknown)]
-    assert lessons_from(runs, unknown, lambda _cluster: ()) == []
+    assert transfers_from(runs, unknown, lambda _cluster: ()) == []
     compute = ComputeFit(flops_per_s=4e14, launch_s=4e-6, bytes_per_s=2e12, relative_error=0.0, readings=9)
     profile = Profile(cluster_key=unknown.key, fingerprint_key="", compute=compute)
-    (lesson,) = lessons_from(runs, unknown, lambda _cluster: (), profile)
-    assert lesson.plan == FAST
+    (transfer,) = transfers_from(runs, unknown, lambda _cluster: (), profile)
+    assert transfer.plan == FAST
     larger = unknown.model_copy(update={"nodes": 2, "inter": cluster_from_shorthand("h100-80gb-sxm:2x8").inter})
     of_larger = profile.model_copy(update={"cluster_key": larger.key})
-    assert len(lessons_from(runs, larger, lambda _cluster: (), of_larger)) == 1
+    assert len(transfers_from(runs, larger, lambda _cluster: (), of_larger)) == 1
 
 
 def test_runs_as_trials_and_plans() -> None:

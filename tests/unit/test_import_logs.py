@@ -9,8 +9,8 @@ from autotune.catalog import load_model
 from autotune.catalog.gpus import cluster_from_shorthand
 from autotune.errors import InputError
 from autotune.imports import Format, Imported, Stated, read_log
-from autotune.imports.logs import Step
-from autotune.imports.steps import median_interval, settled
+from autotune.imports.assembly import median_interval, settled
+from autotune.imports.logs import LoggedStep
 from autotune.specs import DType, FailureKind, Plan, Recompute, Schedule
 
 SIXTEEN, EIGHT = cluster_from_shorthand("h100-80gb-sxm:2x8"), cluster_from_shorthand("h100-80gb-sxm:1x8")
@@ -197,8 +197,8 @@ def test_every_reader_refuses_figures_that_cannot_be(format: Format, text: str) 
         read_log(format, "x.log", text, Stated(cluster=EIGHT, model=LLAMA))
 
 
-def steps(*numbers: int) -> list[Step]:
-    return [Step(line=i, number=number, time_s=1.0) for i, number in enumerate(numbers, start=1)]
+def steps(*numbers: int) -> list[LoggedStep]:
+    return [LoggedStep(line=i, number=number, time_s=1.0) for i, number in enumerate(numbers, start=1)]
 
 
 def test_warm_up_is_dropped_after_every_start() -> None:

@@ -1,19 +1,16 @@
-"""Imports point down only, and the control plane stays free of torch."""
+"""Imports point down only, the picture of them is today's, and the control plane stays free of torch."""
 
 from __future__ import annotations
 
 import ast
 import subprocess
 import sys
-from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).parents[2]
-PACKAGES = ("autotune", "probes", "storage", "workers")
+from benchmarks.rooms import PICTURE, ROOT, imports, picture, reduced, room_of, sources
 
-# What each room may import from the other rooms. `tuning.ports` is the seam that the outer packages see.
+# What each room may import from the other rooms, and nothing else: each arrow of today's code, all of them down.
 BASE = {"errors", "specs"}
 ALLOWED: dict[str, set[str]] = {
     "errors": set(),
@@ -22,28 +19,33 @@ ALLOWED: dict[str, set[str]] = {
     "catalog": BASE,
     "cost": BASE,
     "export": BASE,
+    "ports": BASE,
     "search": BASE | {"cost"},
-    "tuning.ports": BASE,
-    "tuning": BASE | {"cost", "search", "tuning.ports"},
-    "imports": BASE | {"catalog", "cost", "tuning"},
-    "probes": BASE | {"tuning.ports"},
-    "storage": BASE | {"tuning.ports"},
-    "workers": BASE | {"settings", "tuning.ports", "wiring"},
+    "explain": BASE | {"cost", "search"},
+    "backtest": BASE | {"cost", "search"},
+    "knowledge": BASE | {"cost", "search", "ports"},
+    "imports": BASE | {"catalog", "cost", "search", "backtest"},
+    "tuning": BASE | {"cost", "search", "ports", "explain", "imports", "knowledge"},
+    "fleet": BASE | {"search", "ports", "tuning"},
+    "regression": BASE | {"cost", "settings", "search", "ports", "knowledge", "tuning", "fleet"},
+    "queue": BASE | {"settings"},
     "client": BASE | {"settings"},
-    "alerts": BASE | {"settings", "tuning.ports"},
+    "probes": BASE | {"ports"},
+    "storage": BASE | {"ports"},
 }
 BELOW_THE_DOORS = set(ALLOWED)
 ALLOWED |= {
-    "wiring": BELOW_THE_DOORS | {"workers"},
-    "cli": BELOW_THE_DOORS | {"wiring", "api"},
-    "api": BELOW_THE_DOORS | {"wiring"},
+    "wiring": BELOW_THE_DOORS - {"client"},
+    "workers": BASE | {"settings", "ports", "queue", "wiring"},
+    "api": BELOW_THE_DOORS - {"probes", "storage", "queue", "client"} | {"wiring"},
+    "cli": BELOW_THE_DOORS | {"wiring", "workers", "api"},
 }
 
 # The rooms that may import a heavy library.
 HEAVY: dict[str, set[str]] = {
     "torch": {"probes"},
-    "celery": {"workers"},
-    "redis": {"workers"},
+    "celery": {"queue", "workers"},
+    "redis": {"queue", "workers"},
     "sqlalchemy": {"storage"},
     "alembic": {"storage"},
     "optuna": {"search", "storage"},
@@ -62,28 +64,6 @@ HEAVY: dict[str, set[str]] = {
 }
 
 
-def room_of(module: str) -> str | None:
-    """The room of a dotted module name; None for libraries and for the bare package `autotune`."""
-    package, *rest = module.split(".")
-    if package != "autotune":
-        return package if package in PACKAGES else None
-    if rest[:1] == ["tuning"] and rest[1:2] and rest[1].endswith("ports"):
-        return "tuning.ports"
-    return rest[0] if rest else None
-
-
-def imports(tree: ast.Module, module: str, *, is_package: bool) -> Iterator[tuple[int, str]]:
-    """Line and dotted name of everything imported, wherever in the file; `from a import b` gives a.b."""
-    for node in ast.walk(tree):
-        if isinstance(node, ast.Import):
-            yield from ((node.lineno, alias.name) for alias in node.names)
-        elif isinstance(node, ast.ImportFrom):
-            parts = module.split(".")
-            base = parts[: len(parts) - node.level + is_package] if node.level else []
-            source = ".".join([*base, *filter(None, [node.module])])
-            yield from ((node.lineno, f"{source}.{alias.name}") for alias in node.names)
-
-
 def violations(module: str, text: str, *, is_package: bool = False) -> list[str]:
     """Each import of `text` that its room may not make."""
     room = room_of(module)
@@ -95,12 +75,6 @@ def violations(module: str, text: str, *, is_package: bool = False) -> list[str]
         if library in HEAVY and room not in HEAVY[library]:
             found.append(f"{module}:{line} {room} imports {library}")
     return found
-
-
-def sources() -> Iterator[tuple[str, Path]]:
-    for package in PACKAGES:
-        for path in sorted((ROOT / package).rglob("*.py")):
-            yield ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__"), path
 
 
 def test_every_room_is_known() -> None:
@@ -116,13 +90,47 @@ def test_imports_point_down_only() -> None:
     assert found == []
 
 
+def test_the_arrows_go_round_in_no_circle() -> None:
+    left = {room: set(targets) for room, targets in ALLOWED.items()}
+    while free := {room for room, targets in left.items() if not targets}:
+        left = {room: targets - free for room, targets in left.items() if room not in free}
+    assert left == {}
+
+
+def test_the_picture_in_contributing_is_of_today() -> None:
+    drawn = PICTURE.findall((ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8"))
+    assert drawn == [picture()], "draw it again: python -m benchmarks.rooms --write"
+
+
+def test_an_arrow_over_other_rooms_is_not_drawn() -> None:
+    arrows = {"cli": {"wiring", "cost", "specs"}, "wiring": {"cost"}, "cost": {"specs"}}
+    assert reduced(arrows) == {"cli": {"wiring"}, "wiring": {"cost"}, "cost": {"specs"}}
+
+
+def test_no_modules_import_each_other() -> None:
+    known = dict(sources())
+    needs = {
+        module: {
+            target
+            for _, name in imports(
+                ast.parse(path.read_text(encoding="utf-8")), module, is_package=path.name == "__init__.py"
+            )
+            if (target := name if name in known else name.rpartition(".")[0]) in known and target != module
+        }
+        for module, path in known.items()
+    }
+    while free := {module for module, targets in needs.items() if not targets & set(needs)}:
+        needs = {module: targets for module, targets in needs.items() if module not in free}
+    assert needs == {}
+
+
 @pytest.mark.parametrize(
     ("module", "text"),
     [
         ("autotune.specs.plan", "from autotune.cost import estimate"),
         ("autotune.cost.memory", "def f():\n    import autotune.search.space"),
         ("autotune.cost.memory", "from ..search import space"),
-        ("autotune.search.rank", "from autotune import cost, tuning"),
+        ("autotune.search.offline", "from autotune import cost, tuning"),
         ("autotune.tuning.service", "import torch.distributed"),
         ("autotune.tuning.service", "from storage import open_store"),
         ("storage.store", "from autotune.tuning import service"),

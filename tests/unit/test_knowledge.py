@@ -10,6 +10,11 @@ from store_records import CLUSTER, FINGERPRINT, MODEL, MOMENT, WORKLOAD, step_re
 
 from autotune.catalog import cluster_from_shorthand, model
 from autotune.cost.estimate import estimate
+from autotune.knowledge.answer import best_known, earlier_transfers
+from autotune.knowledge.nearness import changes, compared, nearest
+from autotune.knowledge.recording import remember
+from autotune.knowledge.settling import settlement
+from autotune.knowledge.transfer import carry, moved_profile, taught
 from autotune.search.space import Runtime
 from autotune.specs import (
     ClusterSpec,
@@ -25,13 +30,6 @@ from autotune.specs import (
     TrialState,
     Workload,
 )
-from autotune.tuning.knowledge.answer import best_known, earlier_lessons
-from autotune.tuning.knowledge.comparing import compared
-from autotune.tuning.knowledge.currency import changes
-from autotune.tuning.knowledge.nearness import nearest
-from autotune.tuning.knowledge.recording import remember
-from autotune.tuning.knowledge.settling import settlement
-from autotune.tuning.knowledge.transfer import carry, moved_profile, taught
 from storage import SqlStore, open_store
 
 FAST, SLOW = Plan(tp=2, dp=4), Plan(tp=2, pp=2, dp=2)
@@ -166,12 +164,12 @@ def trials_at(
 def test_what_trials_elsewhere_showed_moves_the_estimate_and_its_interval_holds_it() -> None:
     plans = [Plan(tp=2, dp=8, zero_stage=1), Plan(tp=4, dp=4, zero_stage=1), Plan(tp=8, dp=2, zero_stage=1)]
     asked = cluster_from_shorthand("h100-80gb-sxm:4x8")
-    lessons = taught(LLAMA, H100, BF16, trials_at(0.9, H100, LLAMA, BF16, plans), None)
+    transfers = taught(LLAMA, H100, BF16, trials_at(0.9, H100, LLAMA, BF16, plans), None)
     choice = [Plan(tp=2, dp=16, zero_stage=1), Plan(tp=8, dp=4, zero_stage=1)]
 
     def answer(learned: bool) -> float:
         found = carry(
-            LLAMA, asked, BF16, lessons if learned else (), None, measured_network=True, plans=choice,
+            LLAMA, asked, BF16, transfers if learned else (), None, measured_network=True, plans=choice,
             runtime=Runtime.ANY,
         )  # fmt: skip
         assert found is not None
@@ -263,8 +261,8 @@ def test_a_new_tuning_learns_from_earlier_ones_of_such_a_cluster_but_not_from_it
             fingerprint_key=FINGERPRINT.key,
         )  # fmt: skip
     remember(store, asked)
-    assert earlier_lessons(store, asked) == []
+    assert earlier_transfers(store, asked) == []
     larger = tuning("now", model=LLAMA, cluster=H100, workload=BF16)
-    found = earlier_lessons(store, larger)
-    assert {lesson.plan for lesson in found} == set(plans)
-    assert [lesson.log_speed for lesson in found] == pytest.approx([-0.223, -0.223], abs=0.01)
+    found = earlier_transfers(store, larger)
+    assert {transfer.plan for transfer in found} == set(plans)
+    assert [transfer.log_speed for transfer in found] == pytest.approx([-0.223, -0.223], abs=0.01)

@@ -1,19 +1,19 @@
 """The pure choice of the next step, state by state."""
 
-from autotune.search.standing import Standing
-from autotune.search.stopping import Verdict
+from autotune.search.acquisition import StopVerdict
+from autotune.search.ranking import RankedPlan
 from autotune.specs import Budget, CollectiveOp, CollectiveRequest, Plan, TuningState
 from autotune.tuning.lifecycle import Facts, StepKind, next_step, search_budget
 
-GO_ON = Verdict(stop=False, reason="", expected_gain=0.2, gpu_s=1.0)
-STOP = Verdict(stop=True, reason="nothing left", expected_gain=0.0, gpu_s=1.0)
+GO_ON = StopVerdict(stop=False, reason="", expected_gain=0.2, gpu_s=1.0)
+STOP = StopVerdict(stop=True, reason="nothing left", expected_gain=0.0, gpu_s=1.0)
 BUDGET = Budget(max_trials=24)
 PROBE = CollectiveRequest(op=CollectiveOp.ALL_REDUCE, group_size=2, sizes_bytes=(4096,))
 
 
-def standing(tp: int, *speeds: float, last: int = 0) -> Standing:
+def ranked(tp: int, *speeds: float, last: int = 0) -> RankedPlan:
     mean = sum(speeds) / len(speeds)
-    return Standing(
+    return RankedPlan(
         plan=Plan(tp=tp),
         tokens_per_s_per_gpu=mean,
         interval=(mean - 1, mean + 1),
@@ -23,11 +23,11 @@ def standing(tp: int, *speeds: float, last: int = 0) -> Standing:
     )
 
 
-def searching(*standings: Standing, verdict: Verdict = STOP, trials: int = 0, affordable: bool = True) -> Facts:
+def searching(*ranking: RankedPlan, verdict: StopVerdict = STOP, trials: int = 0, affordable: bool = True) -> Facts:
     return Facts(
         state=TuningState.SEARCHING,
         verdict=verdict,
-        standings=standings,
+        ranking=ranking,
         trials=trials,
         affordable=affordable,
         budget=BUDGET,
@@ -45,54 +45,54 @@ def test_profiling_probes_what_is_missing_then_calibrates() -> None:
 
 
 def test_searching_runs_trials_until_the_verdict_stops() -> None:
-    assert next_step(searching(standing(1, 100.0), verdict=GO_ON)).kind is StepKind.TRIAL
+    assert next_step(searching(ranked(1, 100.0), verdict=GO_ON)).kind is StepKind.TRIAL
 
 
 def test_contenders_are_measured_again_fewest_repeats_first_then_the_one_measured_longest_ago() -> None:
-    step = next_step(searching(standing(1, 100.0, 100.0), standing(2, 95.0), standing(4, 50.0)))
+    step = next_step(searching(ranked(1, 100.0, 100.0), ranked(2, 95.0), ranked(4, 50.0)))
     assert (step.kind, step.plan) == (StepKind.CONFIRM, Plan(tp=2))
-    step = next_step(searching(standing(1, 100.0, last=7), standing(2, 95.0, last=3)))
+    step = next_step(searching(ranked(1, 100.0, last=7), ranked(2, 95.0, last=3)))
     assert step.plan == Plan(tp=2)
 
 
 def test_a_contender_that_is_clearly_worse_is_not_measured_again() -> None:
     """After three repeats each, 8 % apart with half a per cent of noise: decided. 0.2 % apart: not, up to five."""
-    first = standing(1, 100.0, 100.5, 99.5)
-    assert next_step(searching(first, standing(2, 92.0, 92.4, 91.6))).kind is StepKind.FINISH
-    close = standing(2, 99.8, 100.2, 99.4)
+    first = ranked(1, 100.0, 100.5, 99.5)
+    assert next_step(searching(first, ranked(2, 92.0, 92.4, 91.6))).kind is StepKind.FINISH
+    close = ranked(2, 99.8, 100.2, 99.4)
     assert next_step(searching(first, close)).kind is StepKind.CONFIRM
-    most = standing(1, *first.speeds, 100.0, 100.2), standing(2, *close.speeds, 99.8, 100.0)
+    most = ranked(1, *first.speeds, 100.0, 100.2), ranked(2, *close.speeds, 99.8, 100.0)
     assert next_step(searching(*most)).kind is StepKind.FINISH
 
 
 def test_a_clear_winner_is_confirmed_until_it_has_an_interval_and_then_the_tuning_finishes() -> None:
-    assert next_step(searching(standing(1, 100.0), standing(2, 50.0))).kind is StepKind.CONFIRM
-    done = next_step(searching(standing(1, 100.0, 101.0, 99.0), standing(2, 50.0)))
+    assert next_step(searching(ranked(1, 100.0), ranked(2, 50.0))).kind is StepKind.CONFIRM
+    done = next_step(searching(ranked(1, 100.0, 101.0, 99.0), ranked(2, 50.0)))
     assert (done.kind, done.reason) == (StepKind.FINISH, "nothing left")
 
 
 def test_a_narrow_new_best_has_the_old_one_measured_beside_it() -> None:
-    new, old = standing(2, 102.0, last=9), standing(1, 100.0, last=4)
+    new, old = ranked(2, 102.0, last=9), ranked(1, 100.0, last=4)
     step = next_step(searching(new, old, verdict=GO_ON))
     assert (step.kind, step.plan) == (StepKind.CONFIRM, Plan(tp=1))
 
 
 def test_no_old_best_is_measured_again_without_need() -> None:
-    old = standing(1, 100.0, last=4)
+    old = ranked(1, 100.0, last=4)
     unneeded = {
-        "clearly ahead": (standing(2, 106.0, last=9), old),
-        "measured in the same window": (standing(2, 102.0, last=7), old),
-        "no new best": (standing(2, 102.0, 102.0, last=9), old),
-        "no old best": (standing(2, 102.0, last=9),),
+        "clearly ahead": (ranked(2, 106.0, last=9), old),
+        "measured in the same window": (ranked(2, 102.0, last=7), old),
+        "no new best": (ranked(2, 102.0, 102.0, last=9), old),
+        "no old best": (ranked(2, 102.0, last=9),),
     }
-    for why, standings in unneeded.items():
-        assert next_step(searching(*standings, verdict=GO_ON)).kind is StepKind.TRIAL, why
-    spent = searching(standing(2, 102.0, last=9), old, verdict=GO_ON, trials=24)
+    for why, ranking in unneeded.items():
+        assert next_step(searching(*ranking, verdict=GO_ON)).kind is StepKind.TRIAL, why
+    spent = searching(ranked(2, 102.0, last=9), old, verdict=GO_ON, trials=24)
     assert next_step(spent).kind is StepKind.TRIAL
 
 
 def test_no_confirmation_beyond_the_allowed_trials() -> None:
-    close = standing(1, 100.0), standing(2, 95.0)
+    close = ranked(1, 100.0), ranked(2, 95.0)
     assert next_step(searching(*close, trials=24)).kind is StepKind.FINISH
     assert next_step(searching(*close, affordable=False)).kind is StepKind.FINISH
 
@@ -110,7 +110,7 @@ def test_ended_states_have_no_next_step() -> None:
 
 def test_the_reserve_comes_out_of_the_budget() -> None:
     """Three contenders with one trial each may want twelve more; a clear winner wants two; a quarter is the most."""
-    close = [standing(1, 100.0), standing(2, 99.0), standing(4, 98.0)]
+    close = [ranked(1, 100.0), ranked(2, 99.0), ranked(4, 98.0)]
     assert search_budget(Budget(max_trials=24), close).max_trials == 18
     assert search_budget(Budget(max_trials=60), close).max_trials == 48
     assert search_budget(Budget(max_trials=24), close[:1]).max_trials == 22
@@ -120,11 +120,13 @@ def test_the_reserve_comes_out_of_the_budget() -> None:
     assert search_budget(Budget(gpu_s=5.0), close).max_trials is None
 
 
-def flying(*plans: Plan, slots: int, verdict: Verdict, standings: tuple[Standing, ...] = (), trials: int = 0) -> Facts:
+def flying(
+    *plans: Plan, slots: int, verdict: StopVerdict, ranking: tuple[RankedPlan, ...] = (), trials: int = 0
+) -> Facts:
     return Facts(
         state=TuningState.SEARCHING,
         verdict=verdict,
-        standings=standings,
+        ranking=ranking,
         trials=trials,
         budget=BUDGET,
         in_flight=len(plans),
@@ -152,46 +154,46 @@ def test_trials_fill_the_slots() -> None:
 
 
 def test_finalists_are_confirmed_once_no_new_plan_is_in_flight() -> None:
-    close = standing(1, 100.0), standing(2, 95.0)
-    assert next_step(flying(Plan(tp=4), slots=3, verdict=STOP, standings=close)).kind is StepKind.WAIT
-    step = next_step(flying(slots=3, verdict=STOP, standings=close))
+    close = ranked(1, 100.0), ranked(2, 95.0)
+    assert next_step(flying(Plan(tp=4), slots=3, verdict=STOP, ranking=close)).kind is StepKind.WAIT
+    step = next_step(flying(slots=3, verdict=STOP, ranking=close))
     assert (step.kind, step.plan) == (StepKind.CONFIRM, Plan(tp=1))
 
 
 def test_confirmations_in_flight_count_as_repeats_so_that_contenders_take_turns() -> None:
-    close = standing(1, 100.0), standing(2, 99.0)
+    close = ranked(1, 100.0), ranked(2, 99.0)
     seen: list[Plan] = []
-    while (step := next_step(flying(*seen, slots=9, verdict=STOP, standings=close))).plan is not None:
+    while (step := next_step(flying(*seen, slots=9, verdict=STOP, ranking=close))).plan is not None:
         seen.append(step.plan)
     assert seen == [Plan(tp=1), Plan(tp=2)] * 2  # three of each in all: enough to look
     assert step.kind is StepKind.WAIT
 
 
 def test_beyond_three_repeats_each_look_may_decide() -> None:
-    close = standing(1, 100.0, 100.5, 99.5), standing(2, 99.8, 100.2, 99.4)
-    step = next_step(flying(slots=9, verdict=STOP, standings=close))
+    close = ranked(1, 100.0, 100.5, 99.5), ranked(2, 99.8, 100.2, 99.4)
+    step = next_step(flying(slots=9, verdict=STOP, ranking=close))
     assert step.plan == Plan(tp=1)
-    more = next_step(flying(Plan(tp=1), slots=9, verdict=STOP, standings=close))
+    more = next_step(flying(Plan(tp=1), slots=9, verdict=STOP, ranking=close))
     assert more.plan == Plan(tp=2)
-    assert next_step(flying(Plan(tp=1), Plan(tp=2), slots=9, verdict=STOP, standings=close)).kind is StepKind.WAIT
+    assert next_step(flying(Plan(tp=1), Plan(tp=2), slots=9, verdict=STOP, ranking=close)).kind is StepKind.WAIT
 
 
 def test_trials_in_flight_count_against_the_budget() -> None:
-    close = standing(1, 100.0), standing(2, 99.0)
-    assert next_step(flying(Plan(tp=1), slots=9, verdict=STOP, standings=close, trials=23)).kind is StepKind.WAIT
-    assert next_step(flying(slots=9, verdict=STOP, standings=close, trials=23)).kind is StepKind.CONFIRM
+    close = ranked(1, 100.0), ranked(2, 99.0)
+    assert next_step(flying(Plan(tp=1), slots=9, verdict=STOP, ranking=close, trials=23)).kind is StepKind.WAIT
+    assert next_step(flying(slots=9, verdict=STOP, ranking=close, trials=23)).kind is StepKind.CONFIRM
 
 
 def test_an_old_best_is_not_measured_twice_at_once() -> None:
-    new, old = standing(2, 102.0, last=9), standing(1, 100.0, last=4)
-    assert next_step(flying(slots=2, verdict=GO_ON, standings=(new, old))).plan == Plan(tp=1)
-    step = next_step(flying(Plan(tp=1), slots=2, verdict=GO_ON, standings=(new, old)))
+    new, old = ranked(2, 102.0, last=9), ranked(1, 100.0, last=4)
+    assert next_step(flying(slots=2, verdict=GO_ON, ranking=(new, old))).plan == Plan(tp=1)
+    step = next_step(flying(Plan(tp=1), slots=2, verdict=GO_ON, ranking=(new, old)))
     assert (step.kind, step.plan) == (StepKind.TRIAL, None)
 
 
 def test_nothing_ends_while_a_trial_is_in_flight() -> None:
-    sure = standing(1, 100.0, 101.0, 99.0), standing(2, 50.0)
-    assert next_step(flying(Plan(tp=1), slots=1, verdict=STOP, standings=sure)).kind is StepKind.WAIT
+    sure = ranked(1, 100.0, 101.0, 99.0), ranked(2, 50.0)
+    assert next_step(flying(Plan(tp=1), slots=1, verdict=STOP, ranking=sure)).kind is StepKind.WAIT
     assert next_step(flying(Plan(tp=4), slots=9, verdict=STOP)).kind is StepKind.WAIT
 
 

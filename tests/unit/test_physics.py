@@ -11,8 +11,7 @@ from autotune.cost.estimate import EstimateTable, estimate, estimate_table
 from autotune.cost.framework import MEGATRON_DEEPSPEED, TORCH, Framework
 from autotune.cost.network import Network
 from autotune.cost.table import PlanTable
-from autotune.search.core import Search
-from autotune.search.measurement import Measurement
+from autotune.search.core import Measurement, Search
 from autotune.search.physics import PARAMETERS, PRIOR_SD, UNCHECKED_SD, prior_covariance
 from autotune.specs import CollectiveOp, LinkFit, Plan, Profile, Workload
 
@@ -52,13 +51,13 @@ def test_a_network_that_was_never_read_may_be_several_times_slower() -> None:
 def test_a_checked_framework_learns_that_it_is_twice_as_slow_here() -> None:
     cluster = cluster_from_shorthand("a100-80gb-sxm:2x8")
     search = Search(MODEL, cluster, WORK, plans=PLANS, framework=MEGATRON_DEEPSPEED)
-    before = np.exp(search.belief().log_mean)
+    before = np.exp(search.posterior().log_mean)
     for plan in PLANS[:4]:
         row = search.table.find(plan)
         assert row is not None
         search.tell(plan, Measurement(tokens_per_s_per_gpu=float(before[row]) / 2.0))
     rest = [row for plan in PLANS[4:] if (row := search.table.find(plan)) is not None]
-    assert np.exp(search.belief().log_mean)[rest] == pytest.approx(before[rest] / 2.0, rel=0.15)
+    assert np.exp(search.posterior().log_mean)[rest] == pytest.approx(before[rest] / 2.0, rel=0.15)
 
 
 def test_deepspeed_sends_a_tp_th_of_a_pipeline_message() -> None:

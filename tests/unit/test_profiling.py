@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from autotune.catalog import smallest
 from autotune.cost.table import PlanTable
+from autotune.search.profiling import missing_probes, needed_probes
 from autotune.specs import (
     ClusterSpec,
     CollectiveOp,
@@ -18,7 +19,6 @@ from autotune.specs import (
     Plan,
     Workload,
 )
-from autotune.tuning.profiling import missing_probes, needed_probes
 
 CLUSTER = ClusterSpec(
     name="box",

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from autotune.api.cache import Recent, Shared
+from autotune.api.sharing import Recent, Shared
 
 
 class Source:
@@ -66,7 +66,7 @@ def test_an_old_answer_is_given_while_somebody_asks_again_but_no_very_old_one(
     recent, source, found = Recent(10, 100.0), Source(), list[int]()
     assert recent.get("a", source) == 1
     moment = time.monotonic() + age_s
-    monkeypatch.setattr("autotune.api.cache.time.monotonic", lambda: moment)
+    monkeypatch.setattr("autotune.api.sharing.time.monotonic", lambda: moment)
     source.go_on.clear()
     source.begun.clear()
     first = Thread(target=lambda: found.append(recent.get("a", source)))
@@ -121,7 +121,7 @@ def test_in_an_event_loop_an_old_answer_is_given_while_it_is_asked_again_but_no_
     async def go() -> tuple[list[int], bool]:
         await shared.get("a", in_thread(source))
         moment = time.monotonic() + age_s
-        monkeypatch.setattr("autotune.api.cache.time.monotonic", lambda: moment)
+        monkeypatch.setattr("autotune.api.sharing.time.monotonic", lambda: moment)
         source.go_on.clear()
         both = [asyncio.ensure_future(shared.get("a", in_thread(source))) for _ in range(2)]
         for _ in range(3):

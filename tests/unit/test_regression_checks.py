@@ -7,6 +7,18 @@ from itertools import count
 
 import pytest
 
+from autotune.regression.conclusion import Background, conclude
+from autotune.regression.protocol import (
+    MAX_FAILURES,
+    controls,
+    is_interrupted,
+    measured,
+    next_request,
+    order_of,
+    step_of,
+)
+from autotune.regression.selection import retune_budget
+from autotune.regression.verdict import BASELINE_WINDOWS, REPEATS
 from autotune.specs import (
     BestEntry,
     ClusterSpec,
@@ -33,18 +45,6 @@ from autotune.specs.regression import (
     VerdictKind,
     series_of,
 )
-from autotune.tuning.regression.conclusion import Background, conclude
-from autotune.tuning.regression.protocol import (
-    MOST_FAILURES,
-    controls,
-    is_interrupted,
-    measured,
-    next_request,
-    order_of,
-    step_of,
-)
-from autotune.tuning.regression.retuning import retune_budget
-from autotune.tuning.regression.verdict import BASELINE_WINDOWS, REPEATS
 from benchmarks.regression_machine import Machine, Noises
 
 MODEL = ModelSpec(
@@ -211,7 +211,7 @@ def test_a_plan_that_runs_out_of_memory_does_not_hold(nights: Nights) -> None:
 def test_probes_that_fail_otherwise_tell_nothing(nights: Nights) -> None:
     result = nights.night(failure=FailureKind.HANG)
     assert result.verdict is VerdictKind.CANNOT_TELL
-    assert sum(item.speed is None for item in nights.done) == MOST_FAILURES
+    assert sum(item.speed is None for item in nights.done) == MAX_FAILURES
 
 
 def test_two_links_at_once_are_not_told_apart(nights: Nights) -> None:

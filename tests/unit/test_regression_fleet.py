@@ -12,6 +12,9 @@ import pytest
 from fleet_world import MODEL, WORKLOAD, World, node_of, pool_cluster
 
 from autotune.errors import UnknownNameError
+from autotune.regression.fleet import PRINCIPAL, advance_after, advance_check, advance_regression, start_regression
+from autotune.regression.protocol import order_of
+from autotune.regression.selection import on_turn
 from autotune.specs import (
     BestEntry,
     FailureKind,
@@ -22,15 +25,6 @@ from autotune.specs import (
     Plan,
 )
 from autotune.specs.regression import AlertChannel, CauseKind, Check, CheckState, VerdictKind
-from autotune.tuning.regression.fleet import (
-    PRINCIPAL,
-    advance_after,
-    advance_check,
-    advance_regression,
-    start_regression,
-)
-from autotune.tuning.regression.protocol import order_of
-from autotune.tuning.regression.turns import on_turn
 from benchmarks.regression_machine import Machine, Noises
 from storage import SqlStore, open_store
 
@@ -92,7 +86,7 @@ class NightWorld(World):
 @pytest.fixture
 def world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[NightWorld]:
     """A pool of three nodes, and what was once found to be best on two of them. Short first checks: all is formulas."""
-    monkeypatch.setattr("autotune.tuning.regression.conclusion.BASELINE_WINDOWS", WINDOWS)
+    monkeypatch.setattr("autotune.regression.conclusion.BASELINE_WINDOWS", WINDOWS)
     with open_store(f"sqlite:///{tmp_path / 'a.db'}") as store:
         found = NightWorld(store=store, cluster=CLUSTER)
         found.join("a", "b", "c")
@@ -232,7 +226,7 @@ def test_a_check_whose_nodes_stay_away_ends_though_it_is_not_its_turn(
     for name in ("a", "b"):
         world.store.set_node_state(name, NodeState.QUARANTINED, "away")
     assert world.advance() == []
-    monkeypatch.setattr("autotune.tuning.regression.protocol.MOST_PAUSE", timedelta(seconds=-1))
+    monkeypatch.setattr("autotune.regression.protocol.MAX_PAUSE", timedelta(seconds=-1))
     (ended,) = world.advance()
     assert ended.state is CheckState.ABANDONED
     assert [job.failure for job in world.store.jobs() if job.state is JobState.ENDED][-1] is FailureKind.CANCELLED
@@ -247,7 +241,7 @@ def test_what_was_measured_after_too_long_a_pause_is_not_a_part_of_the_check(
     world.settle()
     world.advance()
     world.settle()  # granted long after the first one had ended
-    monkeypatch.setattr("autotune.tuning.regression.protocol.MOST_PAUSE", timedelta(seconds=-1))
+    monkeypatch.setattr("autotune.regression.protocol.MAX_PAUSE", timedelta(seconds=-1))
     (ended,) = world.advance()
     assert ended.state is CheckState.ABANDONED
     assert [item.number for item in world.store.measurements(ended.id)] == [0]  # type: ignore[attr-defined]

@@ -12,11 +12,11 @@ from commands import Command
 from regression_nights import CLUSTER, FINGERPRINT, MODEL, WORKLOAD, Nights, entry_of
 
 from autotune.errors import StoreConflictError
+from autotune.regression.local import LocalRegression
+from autotune.regression.protocol import order_of
 from autotune.specs import Plan, RunnerUp
 from autotune.specs.regression import AlertChannel, AlertEvent, CauseKind, Check, CheckState, VerdictKind, series_of
 from autotune.tuning.ownership import process_owner
-from autotune.tuning.regression.local import LocalRegression
-from autotune.tuning.regression.protocol import order_of
 from storage import SqlStore, open_store
 
 BOTH = (AlertChannel.WEBHOOK, AlertChannel.EMAIL)

@@ -7,10 +7,10 @@ from datetime import UTC, datetime, timedelta
 import numpy as np
 import pytest
 
+from autotune.regression.selection import expected_gpu_s, importance, select
+from autotune.regression.verdict import MIN_EFFECT, judge
+from autotune.regression.windows import PRIOR_BETWEEN, PRIOR_VISITS, PRIOR_WITHIN, Window, noise_of
 from autotune.specs.regression import CheckCandidate, VerdictKind
-from autotune.tuning.regression.selection import expected_gpu_s, importance, select
-from autotune.tuning.regression.verdict import LEAST_EFFECT, judge
-from autotune.tuning.regression.windows import PRIOR_BETWEEN, PRIOR_VISITS, PRIOR_WITHIN, Window, noise_of
 
 NOW = datetime(2026, 5, 4, tzinfo=UTC)
 
@@ -132,4 +132,4 @@ def test_an_alarm_needs_two_windows() -> None:
 
 
 def test_a_change_too_small_to_matter_is_none() -> None:
-    assert judge(BASELINE, shifted(-0.5 * LEAST_EFFECT, 3), noise_of([BASELINE])).kind is VerdictKind.UNCHANGED
+    assert judge(BASELINE, shifted(-0.5 * MIN_EFFECT, 3), noise_of([BASELINE])).kind is VerdictKind.UNCHANGED

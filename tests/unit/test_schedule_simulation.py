@@ -7,8 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from autotune.cost.pipeline import idle_1f1b
-from autotune.cost.schedule_simulation import order, simulated_s
+from autotune.cost.pipeline import idle_1f1b, order, simulated_s
 from autotune.specs import Schedule
 
 

@@ -14,11 +14,10 @@ from autotune.catalog import model as preset
 from autotune.cost.estimate import estimate
 from autotune.errors import InputError
 from autotune.search.acquisition import choose
-from autotune.search.alternatives import alternative
-from autotune.search.belief import Belief
 from autotune.search.core import Search
-from autotune.search.learning import Learning
-from autotune.search.sampler import distributions
+from autotune.search.posterior import Posterior
+from autotune.search.residual import Learning
+from autotune.search.sampler import alternative, distributions
 from autotune.search.study import PlanStudy
 from autotune.specs import Budget, Failure, FailureKind, Plan, SamplerName, StepReading, Trial, TrialState, Workload
 
@@ -93,16 +92,16 @@ def test_plans_in_flight_are_believed_to_do_what_is_expected() -> None:
     """Beside one of them little is left to gain; and nothing of the lie stays in what is believed."""
     search = Search(MODEL, CLUSTER, WORKLOAD)
     run(search, distorted, 6)
-    before = search.belief()
+    before = search.posterior()
     asked = [search.ask()]
     for _ in range(3):
-        barred_only, spread = choose(search.belief()), search.next()
+        barred_only, spread = choose(search.posterior()), search.next()
         assert barred_only is not None
         assert spread is not None
         assert spread.expected_gain / spread.gpu_s < 1.05 * barred_only.expected_gain / barred_only.gpu_s
         asked.append(search.ask())
     assert len(set(asked)) == 4
-    after = search.belief()
+    after = search.posterior()
     assert (after.best, after.best_plan) == (before.best, before.best_plan)
     assert np.array_equal(after.log_mean, before.log_mean)
 
@@ -110,11 +109,11 @@ def test_plans_in_flight_are_believed_to_do_what_is_expected() -> None:
 def test_only_an_oom_teaches_memory() -> None:
     for kind, taught in ((FailureKind.OOM, True), (FailureKind.HANG, False), (FailureKind.CRASH, False)):
         search = Search(MODEL, CLUSTER, WORKLOAD)
-        before = search.belief().p_fits
+        before = search.posterior().p_fits
         plan = search.ask()
         assert plan is not None
         search.tell(plan, Failure(kind=kind, message="test"))
-        after = search.belief().p_fits
+        after = search.posterior().p_fits
         assert bool(np.any(after < before - 1e-6)) is taught, kind
 
 
@@ -125,9 +124,9 @@ def test_a_peak_below_its_estimate_makes_plans_that_fit_surer() -> None:
     found = search.estimate_of(plan)
     assert found is not None
     fits = search.estimates.fits
-    before = search.belief().p_fits[fits]
+    before = search.posterior().p_fits[fits]
     search.tell(plan, reading(plan, 1000.0, peak_bytes=int(0.9 * found.peak_memory_bytes)))
-    after = search.belief().p_fits[fits]
+    after = search.posterior().p_fits[fits]
     assert np.all(after >= before)
     assert np.any(after > before)
 
@@ -196,7 +195,7 @@ def test_a_study_is_resumed_from_the_store_with_what_it_missed(tmp_path: Path) -
     assert search.best is not None
     assert (search.best.plan, search.trials) == (untold.plan, 2)
     row = search.table.find(running.plan)
-    assert not search.belief().barred[row]  # it was never measured, so it may be asked again
+    assert not search.posterior().barred[row]  # it was never measured, so it may be asked again
     assert again.ask().number == 3
 
 
@@ -250,12 +249,12 @@ def test_every_field_of_a_plan_is_a_parameter_with_the_values_of_the_table() -> 
 def test_what_does_not_learn_stays_as_assumed() -> None:
     """A part switched off: no parameter moves, only parameters move, everything fits. Both off: nothing moves."""
 
-    def told(learning: Learning) -> tuple[Belief, Belief]:
+    def told(learning: Learning) -> tuple[Posterior, Posterior]:
         search = Search(MODEL, CLUSTER, WORKLOAD, learning=learning)
-        before = search.belief()
+        before = search.posterior()
         for plan in (Plan(dp=8), Plan(tp=2, dp=4)):
             search.tell(plan, reading(plan, distorted(plan)))
-        return before, search.belief()
+        return before, search.posterior()
 
     def moved(learning: Learning) -> bool:
         before, after = told(learning)

@@ -42,7 +42,7 @@ def test_a_measurement_of_ones_own_teaches() -> None:
     before = search.estimate_of(plan)
     assert before is not None
     search.tell(plan, Measurement(tokens_per_s_per_gpu=100.0, peak_bytes=0.8 * before.peak_memory_bytes))
-    after = search.belief()
+    after = search.posterior()
     row = search.table.find(plan)
     assert after.log_mean[row] == pytest.approx(4.60517)
     assert after.peak_bytes[row] < 0.97 * before.peak_memory_bytes

@@ -8,7 +8,7 @@ import pytest
 from autotune.catalog import cluster_from_shorthand, model
 from autotune.cost.estimate import estimate_table, memory_table
 from autotune.errors import IllegalPlanError, NothingFitsError
-from autotune.search.rank import nearest_misses, rank
+from autotune.search.offline import nearest_misses, rank
 from autotune.search.space import Runtime, legal_plans
 from autotune.specs import Plan, Recompute, Space, Workload
 

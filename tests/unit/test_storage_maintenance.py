@@ -11,8 +11,8 @@ from store_records import FINGERPRINT, MODEL, step_reading, trial, tuning
 
 from autotune.errors import StoreError
 from storage import open_store
-from storage.maintenance import check, migrate, stats
-from storage.schema import HEAD
+from storage.care.maintenance import check, migrate, stats
+from storage.database.schema import HEAD
 
 
 @pytest.fixture

@@ -12,9 +12,9 @@ import httpx
 import uvicorn
 from fastapi import FastAPI
 
+from autotune.fleet.keys import create_key
+from autotune.ports.fleet import FleetStore
 from autotune.specs import Role
-from autotune.tuning.fleet_ports import FleetStore
-from autotune.tuning.keys import create_key
 
 TIMEOUT_S = 60.0
 TINY: dict[str, Any] = {"model": "tiny", "cluster": "pair", "workload": {"seq_len": 64, "global_batch": 16}}

@@ -9,8 +9,8 @@ from fastapi.routing import APIRoute
 
 from autotune.api.application import create_app
 from autotune.api.roles import ROLES
+from autotune.fleet.keys import create_key, hash_of
 from autotune.specs import ApiKey, Role
-from autotune.tuning.keys import create_key, hash_of
 
 ROUTES = sorted(ROLES)
 

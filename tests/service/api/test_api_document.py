@@ -13,10 +13,8 @@ from api_server import TINY, Api, StartApi
 from jsonschema_rs import Draft202012Validator
 
 from autotune.api import answers, events, known_answers, measurement_answers
-from autotune.api.answer_examples import ANSWERS
 from autotune.api.application import create_app
-from autotune.api.examples import CLUSTERS, KEYS, MODELS, PROBLEMS, QUARANTINES, TUNING_REQUESTS
-from autotune.api.links import LINKS
+from autotune.api.examples import ANSWERS, CLUSTERS, KEYS, LINKS, MODELS, PROBLEMS, QUARANTINES, TUNING_REQUESTS
 from autotune.api.requests import KeyRequest, QuarantineRequest, TuningRequest
 from autotune.api.roles import ROLES
 from autotune.specs import ClusterSpec, ModelSpec, Role

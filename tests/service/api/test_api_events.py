@@ -104,7 +104,7 @@ def test_a_silent_stream_is_kept_alive_by_comments(api: Api, monkeypatch: pytest
 
 
 def test_too_many_streams_are_refused(api: Api, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(stream, "MOST_STREAMS", 1)
+    monkeypatch.setattr(stream, "MAX_STREAMS", 1)
     path = api.request("POST", "/tunings", json=TINY).headers["location"]
     with lines_of(api, f"{path}/events") as lines:
         assert events_in(lines, 1)
@@ -114,7 +114,7 @@ def test_too_many_streams_are_refused(api: Api, monkeypatch: pytest.MonkeyPatch)
 
 
 def test_nobody_takes_the_streams_of_all_others(api: Api, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(stream, "MOST_OF_ONE", 1)
+    monkeypatch.setattr(stream, "MAX_OF_ONE", 1)
     path = api.request("POST", "/tunings", json=TINY).headers["location"]
     with lines_of(api, f"{path}/events") as lines:
         assert events_in(lines, 1)

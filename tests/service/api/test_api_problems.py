@@ -11,8 +11,8 @@ import pytest
 from api_server import TINY, Api, StartApi, assert_problem
 from sqlalchemy import create_engine, text
 
-from autotune.api.edge import MOST_BODY_BYTES
-from autotune.api.work import MOST_WAITING, one_at_a_time
+from autotune.api.server import MAX_BODY_BYTES
+from autotune.api.sharing import MAX_WAITING, one_at_a_time
 from autotune.specs import Role
 
 JSON = {"content-type": "application/json"}
@@ -50,7 +50,7 @@ def test_a_body_that_is_no_request(api: Api) -> None:
 
 
 def test_a_large_body_is_refused_however_it_comes(api: Api) -> None:
-    large = b" " * (MOST_BODY_BYTES + 1)
+    large = b" " * (MAX_BODY_BYTES + 1)
 
     def pieces() -> Iterator[bytes]:
         for start in range(0, len(large), 65536):
@@ -58,7 +58,7 @@ def test_a_large_body_is_refused_however_it_comes(api: Api) -> None:
 
     assert_problem(api.request("POST", "/tunings", content=large, headers=JSON), 413, "content-too-large", "1048576")
     assert_problem(api.request("POST", "/tunings", content=pieces(), headers=JSON), 413, "content-too-large")
-    fits = api.request("POST", "/tunings", content=json.dumps(TINY).ljust(MOST_BODY_BYTES), headers=JSON)
+    fits = api.request("POST", "/tunings", content=json.dumps(TINY).ljust(MAX_BODY_BYTES), headers=JSON)
     assert fits.status_code == 201
 
 
@@ -93,14 +93,14 @@ def test_many_rankings_leave_room_for_quick_requests(api: Api) -> None:
         return api.request("GET", "/plans", Role.READ, params=question)
 
     api.secret(Role.READ)
-    with ThreadPoolExecutor(MOST_WAITING) as clients:
+    with ThreadPoolExecutor(MAX_WAITING) as clients:
         with one_at_a_time():  # one place is taken, so one of these is too many
-            asked = [clients.submit(ranked, 1024 - number) for number in range(MOST_WAITING)]
+            asked = [clients.submit(ranked, 1024 - number) for number in range(MAX_WAITING)]
             (refused,) = wait(asked, return_when=FIRST_COMPLETED).done
             assert_problem(refused.result(), 503, "unavailable", "wait already")
             assert int(refused.result().headers["retry-after"]) > 0
             assert api.request("GET", "/tunings").status_code == 200
-        assert sorted(each.result().status_code for each in asked) == [200] * (MOST_WAITING - 1) + [503]
+        assert sorted(each.result().status_code for each in asked) == [200] * (MAX_WAITING - 1) + [503]
 
 
 def test_a_cluster_that_a_path_cannot_mean_is_not_found(api: Api) -> None:

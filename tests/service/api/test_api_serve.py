@@ -36,19 +36,19 @@ from store_records import (
 
 from autotune.api.access import is_loopback
 from autotune.api.application import create_app
-from autotune.api.health import Pulse
 from autotune.api.measurement_answers import (
     CollectiveMeasurement,
     LayerMeasurement,
     MeasurementPage,
     StepMeasurement,
 )
+from autotune.api.metrics import Liveness
 from autotune.errors import StoreError
+from autotune.queue.app import TUNER_QUEUE
 from autotune.settings import Settings
 from autotune.specs import NodeState, Role
 from autotune.wiring import open_fleet
 from storage import SqlStore
-from workers.app import TUNER_QUEUE
 
 
 @contextmanager
@@ -207,10 +207,10 @@ def test_a_database_that_does_not_answer_is_not_asked_more_often() -> None:
             raise StoreError("nobody is there")
 
     async def ask() -> None:
-        pulse = Pulse(Gone(), bool)  # type: ignore[arg-type]
+        liveness = Liveness(Gone(), bool)  # type: ignore[arg-type]
         for _ in range(20):
             with pytest.raises(StoreError):
-                await pulse.broker_is_there()
+                await liveness.broker_is_there()
 
     anyio.run(ask)
     assert len(asked) <= 1 + asked[-1] - asked[0]

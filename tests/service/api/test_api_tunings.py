@@ -9,8 +9,8 @@ from store_records import FAILURE, FINGERPRINT, MODEL, step_reading, trial, tuni
 
 from autotune.api.answers import BestAnswer, Submitted, TrialPage, TuningAnswer, TuningPage
 from autotune.api.known_answers import KnownAnswer, KnownPage
+from autotune.knowledge.recording import remember
 from autotune.specs import Plan, Role, TuningState
-from autotune.tuning.knowledge.recording import remember
 from storage import SqlStore
 
 

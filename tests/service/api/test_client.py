@@ -17,8 +17,8 @@ from store_records import CLUSTER, FINGERPRINT, MODEL, step_reading, trial
 from autotune.client import Client
 from autotune.client.streams import server_sent
 from autotune.errors import AccessError, InputError, NothingFitsError, ServerError, StoreConflictError
+from autotune.knowledge.recording import remember
 from autotune.specs import Budget, EventKind, Plan, Role, Space, TuningEvent, TuningState
-from autotune.tuning.knowledge.recording import remember
 from storage import SqlStore
 
 WORKLOAD = {"seq_len": 64, "global_batch": 16}

@@ -1,0 +1,128 @@
+"""Eligibility: whether a node may get a job, and if not, why in words."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from datetime import datetime
+
+from autotune.ports.fleet import FleetStore
+from autotune.specs import Job, JobPurpose, Node, NodeState
+
+LOST_AFTER_S = 60.0
+"""A node whose heartbeat is older than this is shown as lost, and gets nothing."""
+
+
+def obstacle(node: Node, now: datetime, gpus_per_node: int) -> str:
+    """Why a node may not get jobs; empty if it may. A lease is no obstacle: it ends.
+
+    Args:
+        node: as stored.
+        now: the database's clock, which heartbeats are written by.
+        gpus_per_node: devices that a job needs of each node.
+    """
+    if not node.session:
+        return "its worker has ended"
+    if (now - node.heartbeat_at).total_seconds() > LOST_AFTER_S:
+        return f"lost: no heartbeat for over {LOST_AFTER_S:.0f} s"
+    if node.slots < gpus_per_node:
+        return f"came up with {node.slots} of {gpus_per_node} devices" + (f" ({node.reason})" if node.reason else "")
+    if node.state is NodeState.QUARANTINED:
+        return f"quarantined: {node.reason}" if node.reason else "quarantined"
+    return ""
+
+
+def obstacle_for(job: Job, node: Node, now: datetime) -> str:
+    """Why a node may not get this very job; empty if it may. A health probe runs on the one node that it judges."""
+    if job.only_node and node.name != job.only_node:
+        return f"the probe is for node {job.only_node}"
+    judged = node
+    if job.purpose is JobPurpose.HEALTH and job.only_node:
+        judged = node.model_copy(update={"state": NodeState.READY})
+    found = obstacle(judged, now, job.cluster.gpus_per_node)
+    if found:
+        return found
+    if node.device.kind is not job.cluster.device.kind or node.device.name != job.cluster.device.name:
+        return f"has {node.device.name}, not {job.cluster.device.name}"
+    if job.environment_key and node.environment_key != job.environment_key:
+        return "has another environment (driver, libraries or settings)"
+    return ""
+
+
+def why_waiting(job: Job, nodes: Sequence[Node], leased: Mapping[str, str], now: datetime) -> str:
+    """Why a queued job does not run yet, in one line for people: what it needs, and what each node does instead.
+
+    Args:
+        job: queued.
+        nodes: of any pool.
+        leased: node -> id of the job that holds it.
+        now: the database's clock.
+    """
+    pool = [node for node in nodes if node.pool == job.pool]
+    obstacles = {node.name: obstacle_for(job, node, now) for node in pool}
+    able = [node for node in pool if not obstacles[node.name]]
+    busy = [node.name for node in able if node.name in leased]
+    needed = f"needs {_counted(job.cluster.nodes, 'node')} of pool {job.pool}"
+    if not pool:
+        return f"{needed}, and no node of it has registered"
+    parts = [f"{needed}: {len(able) - len(busy)} free"]
+    if busy:
+        parts.append(f"{len(busy)} busy ({_listed(busy)})")
+    parts += [f"node {name} {text}" for name, text in _grouped(obstacles)]
+    return "; ".join(parts)
+
+
+def too_few(pool: str, needed: int, nodes: Sequence[Node], obstacles: Mapping[str, str]) -> str:
+    """What a tuning waits for that cannot get all its nodes, in one line for people.
+
+    Args:
+        pool: its pool.
+        needed: how many nodes it takes at once.
+        nodes: of the pool.
+        obstacles: of each node, empty for one that is ready.
+    """
+    ready = sum(not obstacles[node.name] for node in nodes)
+    text = f"waiting for nodes: pool {pool} has {ready} of the {_counted(needed, 'node')} that this needs ready"
+    why = [f"node {name} {text}" for name, text in _grouped(obstacles)]
+    return "; ".join([text, *why]) if nodes else f"{text}; none has registered"
+
+
+MAX_LISTED = 8
+
+
+def _grouped(obstacles: Mapping[str, str]) -> list[tuple[str, str]]:
+    """The nodes with an obstacle; of many only the first, and how many more there are."""
+    found = [(name, text) for name, text in sorted(obstacles.items()) if text]
+    more = len(found) - MAX_LISTED
+    return found[:MAX_LISTED] + ([(f"and {more} more", "have something too")] if more > 0 else [])
+
+
+def _listed(names: Sequence[str]) -> str:
+    more = len(names) - MAX_LISTED
+    return ", ".join(sorted(names)[:MAX_LISTED]) + (f" and {more} more" if more > 0 else "")
+
+
+def _counted(count: int, noun: str) -> str:
+    return f"{count} {noun}" + ("s" if count != 1 else "")
+
+
+# ----------------------------------------------------------------------------------------------------
+# The environment of a pool's gangs: the one that all trials of a tuning are measured in, as one fingerprint.
+
+
+def common_environment(ready: Sequence[Node]) -> str:
+    """The environment that most of these nodes have; empty without nodes."""
+    counts = Counter(node.environment_key for node in ready)
+    return min(counts, key=lambda key: (-counts[key], key), default="")
+
+
+def gang_fingerprint(store: FleetStore, pool: str, environment_key: str) -> str | None:
+    """The key of the fingerprint that all gangs of one environment share, so that they share a profile.
+
+    It is that of one of the pool's nodes, with the pool's name as hostname. None if no node has that environment.
+    """
+    nodes = store.nodes(pool)
+    node = next((each for each in nodes if each.environment_key == environment_key and each.fingerprint_key), None)
+    if node is None:
+        return None
+    return store.put_fingerprint(store.fingerprint(node.fingerprint_key).model_copy(update={"hostname": pool}))

@@ -1,0 +1,108 @@
+"""The end of a job: stored once, tried again or not, and what follows for its nodes and its tuning."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+
+from autotune.fleet.eligibility import gang_fingerprint
+from autotune.fleet.failures import QUARANTINE_AT, STRAGGLER, STRAGGLES_AT, Judgement, judge, same_work
+from autotune.fleet.health import after_health_probe
+from autotune.ports.fleet import FleetStore, Queue
+from autotune.specs import Job, JobPurpose, JobState, NodeIncident, NodeState, ProbeOutcome
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ending:
+    """What the reports of a job's members amount to: the outcome, and the node that holds the cause of a failure."""
+
+    outcome: ProbeOutcome
+    blamed: str | None = None
+
+
+Merge = Callable[[Job], Ending]
+
+
+def finish(store: FleetStore, queue: Queue, job: Job, ending: Ending) -> Job | None:
+    """Ends a REPORTED job; who comes second changes nothing, and gets None.
+
+    The result and the retry are one transaction. What follows it (blame, messages) may be lost by a crash: a node is
+    blamed once less, and a sweep sends the messages again.
+    """
+    if job.purpose is JobPurpose.HEALTH:
+        return _finish_health(store, queue, job, ending)
+    verdict = _judge(store, job, ending)
+    ended = store.end_job(
+        job.id,
+        job.token,
+        ending.outcome,
+        failure=verdict.failure,
+        retry=verdict.retry,
+        fingerprint_key=_fingerprint_key(store, job),
+        warm_nodes=warm_nodes(job),
+    )
+    if ended is not None:
+        _hold_to_account(store, verdict)
+        if ended.tuning_id is not None:
+            queue.advance(ended.tuning_id)
+        if ended.purpose is JobPurpose.REGRESSION:
+            queue.check(ended.id)
+        queue.schedule(ended.pool)
+    return ended
+
+
+def _finish_health(store: FleetStore, queue: Queue, job: Job, ending: Ending) -> Job | None:
+    node = store.node(job.only_node)
+    key = node.fingerprint_key
+    ended = store.end_job(
+        job.id, job.token, ending.outcome, failure=None, fingerprint_key=key, warm_nodes=warm_nodes(job)
+    )
+    if ended is not None:
+        after_health_probe(store, queue, ended, ending.outcome)
+        queue.schedule(ended.pool)
+    return ended
+
+
+def warm_nodes(job: Job) -> Sequence[str]:
+    """The nodes whose ranks live on: all of them or none, because half a world is of no use."""
+    warm = all(member.report is not None and member.report.kept_warm for member in job.members)
+    return [member.node for member in job.members] if warm else ()
+
+
+def _judge(store: FleetStore, job: Job, ending: Ending) -> Judgement:
+    # A check of an old winner takes its measurements again itself.
+    wanted, earlier = job.purpose is not JobPurpose.REGRESSION, []
+    if job.tuning_id is not None:
+        wanted = not store.tuning(job.tuning_id).state.ended
+        if job.attempt > 1:
+            ended = store.jobs(tuning_id=job.tuning_id, states={JobState.ENDED}, limit=MAX_JOBS)
+            earlier = [each for each in ended if same_work(job, each)]
+    verdict = judge(job, ending.outcome, ending.blamed, earlier=earlier, wanted=wanted, now=store.now())
+    if job.purpose is not JobPurpose.REGRESSION:
+        return verdict
+    # Ranks that straggle are what the check is about: it names them itself, and needs the same nodes to its end.
+    return replace(verdict, incidents=[each for each in verdict.incidents if each.kind != STRAGGLER])
+
+
+MAX_JOBS = 100_000
+"""All jobs of a tuning: each is a probe that ran for seconds, so there are never that many."""
+
+
+def _fingerprint_key(store: FleetStore, job: Job) -> str:
+    """That of the gangs of the job's environment; of one of its nodes if that environment has gone meanwhile."""
+    found = gang_fingerprint(store, job.pool, job.environment_key)
+    return found if found is not None else store.node(job.members[0].node).fingerprint_key
+
+
+def _hold_to_account(store: FleetStore, verdict: Judgement) -> None:
+    states = {node.name: node.state for node in store.nodes()}  # those of an earlier attempt may be forgotten by now
+    for incident in verdict.incidents:
+        if incident.node in states:
+            _blame(store, incident)
+    ready = [name for name in verdict.cleared if states.get(name) is NodeState.READY]
+    if ready:  # a quarantined node has to pass its health probes
+        store.clear_blame(ready)
+
+
+def _blame(store: FleetStore, incident: NodeIncident) -> None:
+    store.blame_node(incident, quarantine_at=STRAGGLES_AT if incident.kind == STRAGGLER else QUARANTINE_AT)

@@ -1,0 +1,334 @@
+"""FleetService: what the API, the workers and the beat ask of a fleet."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+import time
+import uuid
+from collections import OrderedDict
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from datetime import UTC, datetime
+
+from autotune.errors import InputError, StoreConflictError
+from autotune.fleet.advance import FleetCampaign
+from autotune.fleet.eligibility import LOST_AFTER_S, obstacle, why_waiting
+from autotune.fleet.finishing import Merge, finish
+from autotune.fleet.scheduling import schedule
+from autotune.fleet.sweeping import sweep
+from autotune.ports.fleet import FleetStore, Queue, Submission
+from autotune.search.ranking import Best, best_of
+from autotune.specs import (
+    Budget,
+    ClusterSpec,
+    Job,
+    JobState,
+    ModelSpec,
+    Node,
+    NodeState,
+    SamplerName,
+    Space,
+    Trial,
+    Tuning,
+    TuningEvent,
+    TuningState,
+    Workload,
+)
+from autotune.tuning.ownership import process_owner
+from autotune.tuning.service import check_request
+
+log = logging.getLogger("autotune.fleet")
+MAX_CONFLICTS = 20
+MAX_CHECKED = 10_000
+POOL_TRUST_S = 5.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NodeStatus:
+    """A node, why it may not get jobs (empty: it may), and the job that holds it (empty: none)."""
+
+    node: Node
+    obstacle: str
+    job_id: str
+
+
+class FleetService:
+    """Requests to a fleet, and what moves them on.
+
+    Args:
+        store: keeps everything.
+        queue: carries ids to workers.
+        merge: what the reports of a job's members amount to.
+    """
+
+    def __init__(self, store: FleetStore, queue: Queue, merge: Merge) -> None:
+        self._store, self._queue, self._merge = store, queue, merge
+        self._checked: OrderedDict[tuple[str, ...], None] = OrderedDict()
+        self._pools: dict[str, tuple[float, ClusterSpec, int]] = {}
+
+    def close(self) -> None:
+        """Lets go of the broker; the store is whoever's opened it."""
+        self._queue.close()
+
+    # -- requests -----------------------------------------------------------------------------------------
+
+    def check(self, model: ModelSpec, cluster: ClusterSpec, workload: Workload, space: Space) -> None:
+        """Refuses a request that cannot lead to a plan. What was found good is not judged again; its pool is.
+
+        `cluster` is a pool, by its name, with as many nodes as the training would use.
+
+        Raises:
+            UnknownNameError: no such pool.
+            InputError: other hardware than the pool's, more nodes than it has, or no plan is legal.
+            NothingFitsError: no legal plan is estimated to fit.
+        """
+        self._require_pool(cluster)
+        asked = (model.key, cluster.key, workload.key, space.digest())
+        if asked in self._checked:
+            return
+        check_request(model, cluster, workload, space)
+        self._checked[asked] = None
+        if len(self._checked) > MAX_CHECKED:
+            self._checked.popitem(last=False)
+
+    def submit(self, submission: Submission) -> tuple[Tuning, bool]:
+        """Stores a request, QUEUED, or joins a live one that asks for the same; begins a new one.
+
+        Returns the tuning and whether it was created now.
+
+        Raises:
+            UnknownNameError, InputError, NothingFitsError: see `check`.
+            StoreConflictError: the idempotency key was used for another request.
+        """
+        tuning = submission.tuning
+        self.check(tuning.model, tuning.cluster, tuning.workload, tuning.space)
+        (answer,) = self._store.submit_tunings([submission])
+        if isinstance(answer, StoreConflictError):
+            raise answer
+        if answer[1]:
+            self.begin(tuning.id)
+        return answer
+
+    def begin(self, *tuning_ids: str) -> bool:
+        """Tells the tuners of new tunings. If the broker does not take that (False), a sweep will send them."""
+        return self._queue.advance(*tuning_ids)
+
+    def cancel(self, tuning_id: str, principal: str, *, also: str | None = None, force: bool = False) -> Tuning:
+        """Takes back a principal's request. When nobody asks for it any more (or by `force`) it is cancelled: its
+        queued jobs end now, running ones are told to stop within a second or so.
+
+        Args:
+            tuning_id: which.
+            principal: who takes back what he asked for.
+            also: somebody who cannot do so himself any more: his request is taken back, too.
+            force: cancels it, whoever asks for it.
+
+        Raises:
+            UnknownNameError: no such tuning.
+            InputError: it has ended already, or runs on one machine, where nobody here may reach.
+            StoreConflictError: only others ask for it.
+        """
+        tuning = self._store.tuning(tuning_id)
+        if not tuning.pool:
+            raise InputError(
+                "tuning", tuning.id, "a fleet's tuning: this one runs on one machine, and is cancelled there"
+            )
+        if tuning.state.ended and tuning.state is not TuningState.CANCELLED:
+            raise InputError("tuning", tuning.id, f"it has ended already ({tuning.state})")
+        if not force and not tuning.state.ended:
+            self._require_asker(tuning, principal, also)
+        if also is not None:
+            self._store.withdraw(tuning.id, also)
+        if not self._store.withdraw(tuning.id, principal) and not force:
+            return tuning
+        tuning = self._end(tuning, f"cancelled by {principal}")
+        self._store.cancel_jobs(tuning.id)  # again too, if who cancelled it first died before this line
+        self._queue.schedule(tuning.pool)
+        return tuning
+
+    def _require_asker(self, tuning: Tuning, principal: str, also: str | None) -> None:
+        askers = self._store.askers(tuning.id)
+        if askers and not {principal, also} & set(askers):
+            raise StoreConflictError(
+                f"tuning {tuning.id} is wanted by {', '.join(askers)}, not by {principal}: they can take that back, or "
+                "an admin can cancel it by force"
+            )
+
+    def _end(self, tuning: Tuning, reason: str) -> Tuning:
+        """Makes a tuning CANCELLED whoever advances it: they find themselves without their claim."""
+        for _ in range(MAX_CONFLICTS):
+            if tuning.state.ended:
+                return tuning
+            changes = {"state": TuningState.CANCELLED, "owner": "", "stop_reason": reason, "message": ""}
+            ended = tuning.model_copy(update={**changes, "updated_at": self._store.now()})
+            with suppress(StoreConflictError):  # a tuner has claimed or released it since
+                self._store.save_tuning(ended, expected_owner=tuning.owner)
+            tuning = self._store.tuning(tuning.id)
+        raise StoreConflictError(f"tuning {tuning.id!r} is being claimed all the time")
+
+    def _require_pool(self, cluster: ClusterSpec) -> None:
+        pool, nodes = self._pool(cluster.name)
+        if cluster.key != pool.model_copy(update={"nodes": cluster.nodes}).key:
+            same = pool.model_copy(update={"nodes": cluster.nodes, "inter": cluster.inter or pool.inter})
+            asked = cluster.model_copy(update={"inter": cluster.inter or pool.inter})
+            if same.key != asked.key:
+                ours, theirs = same.to_data(), asked.to_data()
+                differ = ", ".join(name for name in ours if ours[name] != theirs[name])
+                raise InputError("cluster", cluster.name, f"the pool of that name has other hardware ({differ} differ)")
+        most = max(pool.nodes, nodes)
+        if cluster.nodes > most:
+            raise InputError("cluster.nodes", cluster.nodes, f"pool {cluster.name} has {most}")
+
+    def _pool(self, name: str) -> tuple[ClusterSpec, int]:
+        """A pool and how many nodes it has, as they were a few seconds ago at most."""
+        known = self._pools.get(name)
+        if known is None or time.monotonic() > known[0]:
+            pool, nodes = self._store.cluster(name), len(self._store.nodes(name))
+            known = self._pools[name] = (time.monotonic() + POOL_TRUST_S, pool, nodes)
+        return known[1], known[2]
+
+    # -- what moves them on -------------------------------------------------------------------------------
+
+    def advance(self, tuning_id: str) -> None:
+        """Takes the next steps of a tuning, unless somebody else is at it."""
+        seen = self._live_jobs(tuning_id)
+        campaign = FleetCampaign(self._store, tuning_id, f"{uuid.uuid4().hex[:8]}@{process_owner()}")
+        dispatched = False
+        try:
+            dispatched = campaign.advance()
+        except StoreConflictError as error:
+            log.info("tuning %s: %s", tuning_id, error)
+        finally:
+            campaign.close()
+        if dispatched:
+            self._queue.schedule(self._store.tuning(tuning_id).pool)
+        if seen - self._live_jobs(tuning_id):
+            self._queue.advance(tuning_id)  # one ended meanwhile, and whoever was told of it found it claimed
+
+    def schedule(self, pool: str) -> Sequence[Job]:
+        """Grants what can run in a pool now."""
+        return schedule(self._store, self._queue, pool)
+
+    def finish(self, job: Job) -> Job | None:
+        """Ends a job that all its members have reported or been lost from; None if somebody has."""
+        return finish(self._store, self._queue, job, self._merge(job))
+
+    def sweep(self) -> None:
+        """Sends again what is due, and ends what was left."""
+        sweep(self._store, self._queue, self._merge)
+
+    # -- answers ------------------------------------------------------------------------------------------
+
+    def tuning(self, tuning_id: str) -> Tuning:
+        """The tuning as it stands."""
+        return self._store.tuning(tuning_id)
+
+    def why_waiting(self, tuning_id: str) -> str:
+        """What a tuning waits for just now, in words: nodes for its oldest queued job; empty if it does not wait."""
+        tuning = self._store.tuning(tuning_id)
+        queued = self._store.jobs(tuning_id=tuning.id, states={JobState.QUEUED}, limit=1)
+        if not queued:
+            return tuning.message
+        nodes, leased = self._store.nodes(tuning.pool), self._store.leased_nodes(tuning.pool)
+        return why_waiting(queued[0], nodes, leased, self._store.now())
+
+    def trials(self, tuning_id: str) -> Sequence[Trial]:
+        """The trials of a tuning by number."""
+        return self._store.trials(self._store.tuning(tuning_id).id)
+
+    def best(self, tuning_id: str) -> Best | None:
+        """The winner of a tuning so far; None when nothing was measured."""
+        tuning = self._store.tuning(tuning_id)
+        return best_of(self._store.trials(tuning.id), tuning.cluster)
+
+    def events(self, tuning_id: str, *, after: int = 0, limit: int = 500) -> Sequence[TuningEvent]:
+        """The tuning's log, oldest first."""
+        return self._store.events(self._store.tuning(tuning_id).id, after=after, limit=limit)
+
+    def nodes(self, pool: str | None = None) -> Sequence[NodeStatus]:
+        """The nodes by name, each with why it may not get jobs, and what holds it."""
+        leased, now = self._store.leased_nodes(pool), self._store.now()
+        needed = {cluster.name: cluster.gpus_per_node for cluster in self._store.clusters()}
+        return [
+            NodeStatus(
+                node=node, obstacle=obstacle(node, now, needed.get(node.pool, 1)), job_id=leased.get(node.name, "")
+            )
+            for node in self._store.nodes(pool)
+        ]
+
+    def quarantine(self, name: str, reason: str) -> Node:
+        """Gives a node no more jobs until it is released; what runs on it goes on. Raises UnknownNameError."""
+        self._store.set_node_state(name, NodeState.QUARANTINED, reason)
+        self._store.clear_blame([name])  # a node that has failures is checked, and comes back by itself
+        return self._store.node(name)
+
+    def release(self, name: str) -> Node:
+        """Lets a node have jobs again, and forgets its failures. Raises UnknownNameError."""
+        self._store.set_node_state(name, NodeState.READY, "")
+        self._queue.schedule(self._store.node(name).pool)
+        return self._store.node(name)
+
+    def forget(self, name: str) -> None:
+        """Takes a dead node out of the list; what it measured stays. A worker that registers brings it back.
+
+        Raises UnknownNameError, and StoreConflictError while it lives or a job holds it.
+        """
+        self._store.forget_node(name, silent_s=LOST_AFTER_S)
+
+    def _live_jobs(self, tuning_id: str) -> set[str]:
+        live = {JobState.QUEUED, JobState.GRANTED, JobState.REPORTED}
+        return {job.id for job in self._store.jobs(tuning_id=tuning_id, states=live)}
+
+
+# ----------------------------------------------------------------------------------------------------
+# A request to a fleet, as it is stored: the tuning that it asks for, and what it may share one by.
+
+
+def submission_of(
+    model: ModelSpec,
+    cluster: ClusterSpec,
+    workload: Workload,
+    *,
+    space: Space = Space(),
+    budget: Budget = Budget(),
+    seed: int = 0,
+    cold: bool = False,
+    sampler: SamplerName = SamplerName.PLAN,
+    principal: str,
+    idempotency_key: str | None = None,
+) -> Submission:
+    """A request by `principal` for a tuning in the pool of the cluster's name. Nothing is checked, nothing stored."""
+    now = datetime.now(UTC)  # for people and for the order of lists; nothing is decided by it
+    tuning = Tuning(
+        id=uuid.uuid4().hex[:12],
+        model=model,
+        cluster=cluster,
+        workload=workload,
+        space=space,
+        budget=budget,
+        seed=seed,
+        cold=cold,
+        sampler=sampler,
+        pool=cluster.name,
+        principal=principal,
+        created_at=now,
+        updated_at=now,
+    )
+    asked = request_key(tuning)
+    return Submission(tuning=tuning, sharing_key=asked, request_digest=asked, idempotency_key=idempotency_key)
+
+
+def request_key(tuning: Tuning) -> str:
+    """Equal for requests that ask for the same thing, whoever asks and when."""
+    parts = {name: getattr(tuning, name).to_data() for name in ("model", "cluster", "workload", "space", "budget")} | {
+        "seed": tuning.seed,
+        "cold": tuning.cold,
+        "sampler": tuning.sampler.value,
+    }
+    if tuning.history:
+        parts["history"] = tuning.history
+    text = json.dumps(parts, sort_keys=True, separators=(",", ":"))
+    return hashlib.sha256(text.encode()).hexdigest()

@@ -1,0 +1,69 @@
+"""The sweep: whatever a lost message, a crash or a dead node left undone is found in the database and done."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterable
+from datetime import datetime
+from typing import TypeVar
+
+from autotune.fleet.eligibility import LOST_AFTER_S
+from autotune.fleet.finishing import Merge, finish
+from autotune.fleet.health import check_quarantined
+from autotune.fleet.scheduling import schedule, send
+from autotune.ports.fleet import LEASE_S, FleetStore, Queue
+from autotune.specs import Job, JobState, Node
+
+log = logging.getLogger("autotune.fleet")
+
+SWEEP_S = 5.0
+"""How often a sweep comes."""
+
+UNSENT_AFTER_S = 5.0
+CANARY_AFTER_S = 30.0
+"""A node that does nothing and was not heard of for so long is asked to prove that it consumes."""
+
+MAX_ADVANCED = 100
+"""Tunings that a sweep has advanced, in turns: a thousand that wait for nodes would else fill the tuners' queue faster
+than it empties, and new requests would wait behind them."""
+
+ALWAYS_ADVANCED = 5
+"""So many even if that many messages wait already, which as a rule are of the same tunings: a lost one is found for all
+that, and those that wait are not doubled at each sweep."""
+
+Item = TypeVar("Item")
+
+
+def sweep(store: FleetStore, queue: Queue, merge: Merge) -> None:
+    """One pass over everything that may be due. Safe at any time, and beside another one.
+
+    One broken record does not keep the others waiting: what an item raises is logged, and the rest goes on.
+    """
+    store.expire_members(grace_s=LEASE_S)
+    _each("end job", store.jobs(states={JobState.REPORTED}), lambda job: finish(store, queue, job, merge(job)))
+    _each("cancel jobs of", store.abandoned_tunings(), store.cancel_jobs)
+    _each("send", store.unsent_members(UNSENT_AFTER_S), lambda job: send(queue, job))
+    nodes, leased, now = store.nodes(), store.leased_nodes(), store.now()
+    pools = sorted({node.pool for node in nodes})
+    _each("check health in", pools, lambda pool: check_quarantined(store, queue, pool))
+    _each("schedule", pools, lambda pool: schedule(store, queue, pool))
+    most = max(MAX_ADVANCED - queue.backlog(), ALWAYS_ADVANCED)
+    _each("advance", store.due_tunings()[:most], queue.advance)
+    silent = [node for node in nodes if node.name not in leased and is_canary_due(node, now)]
+    _each("canary", silent, lambda node: queue.canary(node.name, node.session))
+
+
+def is_canary_due(node: Node, now: datetime) -> bool:
+    """Whether an idle node is to prove that it consumes: at once when silent, now and then when lost."""
+    age_s = (now - node.heartbeat_at).total_seconds()
+    if age_s <= CANARY_AFTER_S or not node.session:
+        return False
+    return age_s <= LOST_AFTER_S or age_s % CANARY_AFTER_S < SWEEP_S
+
+
+def _each(what: str, items: Iterable[Item], act: Callable[[Item], object]) -> None:
+    for item in items:
+        try:
+            act(item)
+        except Exception:
+            log.exception("sweep: could not %s %s", what, item.id if isinstance(item, Job) else item)

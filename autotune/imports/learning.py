@@ -1,0 +1,182 @@
+"""What imports of one source teach: transfers on the estimate's errors, trials to start from, and links.
+
+They never stand among a tuning's own results: its plans are measured anew, imported ones first.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from datetime import UTC, datetime
+
+import numpy as np
+
+from autotune.cost.calibrate import fit_links, fit_profile
+from autotune.cost.estimate import estimate_table
+from autotune.cost.framework import FRAMEWORKS, TORCH, Framework
+from autotune.cost.table import PlanTable
+from autotune.errors import MissingMeasurementError
+from autotune.search.posterior import TransferObservation
+from autotune.search.transfer import Shown, merged, transfers_of
+from autotune.specs import (
+    ClusterSpec,
+    CollectiveReading,
+    FailureKind,
+    ModelSpec,
+    Plan,
+    Profile,
+    StepReading,
+    Trial,
+    TrialState,
+    Workload,
+)
+from autotune.specs.imported import ImportedRun
+
+Readings = Callable[[ClusterSpec], Sequence[CollectiveReading]]
+"""The source's collective readings on a cluster."""
+
+UNKNOWN_MOMENT = datetime(1970, 1, 1, tzinfo=UTC)
+"""Logs do not reliably tell when a run was."""
+
+
+def same_request(
+    runs: Iterable[ImportedRun], model: ModelSpec, cluster: ClusterSpec, workload: Workload
+) -> list[ImportedRun]:
+    """The runs of exactly that model, cluster and workload."""
+    wanted = (model.key, cluster.key, workload.key)
+    return [run for run in runs if _request(run) == wanted]
+
+
+def framework_of(runs: Sequence[ImportedRun]) -> Framework:
+    """The framework of all those runs; ours if they have several or there are none."""
+    names = {run.framework for run in runs}
+    return FRAMEWORKS.get(names.pop(), TORCH) if len(names) == 1 else TORCH
+
+
+def trials_of(runs: Iterable[ImportedRun]) -> list[Trial]:
+    """Runs as ended trials, for Search(history=...). A run that failed otherwise than of memory teaches nothing."""
+    told = (run for run in runs if run.failure is None or run.failure.kind is FailureKind.OOM)
+    return [_trial(number, run) for number, run in enumerate(told)]
+
+
+def transfers_from(
+    runs: Iterable[ImportedRun], cluster: ClusterSpec, readings: Readings, profile: Profile | None = None
+) -> list[TransferObservation]:
+    """What runs on such a cluster showed of the estimate's errors: one transfer a plan.
+
+    Args:
+        runs: of any model, size and workload; those on other devices or links are left out, and so are those that no
+            estimate is possible for.
+        cluster: the one that is asked about.
+        readings: calibrate the estimates of the runs, as a tuning's own probes calibrate its.
+        profile: of the cluster: what it says of the devices holds for the runs', too.
+    """
+    groups: dict[tuple[str, ...], list[ImportedRun]] = {}
+    for run in runs:
+        if alike(run.cluster, cluster):
+            groups.setdefault((*_request(run), run.framework), []).append(run)
+    return merged(
+        transfer
+        for group in groups.values()
+        for transfer in _transfers(group, _calibration(group[0].cluster, cluster, readings, profile))
+    )
+
+
+def fastest_plans(runs: Iterable[ImportedRun], limit: int) -> list[Plan]:
+    """The plans of the fastest runs, each once."""
+    fastest = sorted(runs, key=lambda run: -(run.tokens_per_s_per_gpu or 0.0))
+    return list(dict.fromkeys(run.plan for run in fastest if run.tokens_per_s_per_gpu))[:limit]
+
+
+def with_links(profile: Profile | None, cluster: ClusterSpec, readings: Sequence[CollectiveReading]) -> Profile | None:
+    """The profile with the links of imported readings where it has none of that operation and layout itself."""
+    if not readings:
+        return profile
+    if profile is None:
+        return fit_profile(cluster, "", readings, [], [])
+    own = {(link.op, link.group_size, link.stride) for link in profile.links}
+    more = [link for link in fit_links(cluster, readings) if (link.op, link.group_size, link.stride) not in own]
+    return profile.model_copy(update={"links": (*profile.links, *more)})
+
+
+def alike(one: ClusterSpec, other: ClusterSpec) -> bool:
+    """Whether two clusters have the same devices and links. The size of a node counts where both have several."""
+    same_nodes = one.gpus_per_node == other.gpus_per_node or 1 in {one.nodes, other.nodes}
+    return one.device == other.device and one.intra == other.intra and same_nodes
+
+
+def _request(run: ImportedRun) -> tuple[str, str, str]:
+    return run.model.key, run.cluster.key, run.workload.key
+
+
+def _calibration(
+    cluster: ClusterSpec, asked: ClusterSpec, readings: Readings, profile: Profile | None
+) -> Profile | None:
+    """The profile for runs on a cluster: the asked one's, without its links where the layouts are others."""
+    if profile is not None and cluster.key != asked.key:
+        profile = profile.model_copy(update={"cluster_key": cluster.key, "links": ()})
+    return with_links(profile, cluster, readings(cluster))
+
+
+def _transfers(group: Sequence[ImportedRun], profile: Profile | None) -> list[TransferObservation]:
+    first = group[0]
+    by_plan: dict[Plan, list[ImportedRun]] = {}
+    for run in group:
+        by_plan.setdefault(run.plan, []).append(run)
+    plans = list(by_plan)
+    framework = FRAMEWORKS.get(first.framework, TORCH)
+    table = PlanTable.of(plans)
+    try:
+        estimates = estimate_table(first.model, first.cluster, first.workload, table, profile, framework)
+    except MissingMeasurementError:
+        return []  # an error of the estimate shows only where there is one
+    return transfers_of(plans, estimates, [_shown(by_plan[plan]) for plan in plans])
+
+
+def _shown(repeats: Sequence[ImportedRun]) -> Shown:
+    """Repeats of a plan pooled: the mean speed of those that ran, the highest peak."""
+    speeds = [run.tokens_per_s_per_gpu for run in repeats if run.tokens_per_s_per_gpu is not None]
+    return Shown(
+        tokens_per_s_per_gpu=float(np.mean(speeds)) if speeds else None,
+        peak_bytes=max((run.peak_reserved_bytes for run in repeats if run.peak_reserved_bytes), default=None),
+        out_of_memory=not speeds and any(run.failure and run.failure.kind is FailureKind.OOM for run in repeats),
+    )
+
+
+def _trial(number: int, run: ImportedRun) -> Trial:
+    return Trial(
+        id=f"imported-{number}",
+        tuning_id="",
+        number=number,
+        plan=run.plan,
+        state=TrialState.COMPLETE if run.failure is None else TrialState.FAILED,
+        reading=None if run.tokens_per_s_per_gpu is None else _reading(run, run.tokens_per_s_per_gpu),
+        failure=run.failure,
+        started_at=UNKNOWN_MOMENT,
+    )
+
+
+def _reading(run: ImportedRun, speed: float) -> StepReading:
+    """Only what is known of a run. Peaks of 0 mean that no memory is known, and teach nothing of it."""
+    step_s = run.workload.tokens_per_step / (speed * run.cluster.devices)
+    return StepReading(
+        tokens_per_s_per_gpu=speed,
+        interval_tokens_per_s_per_gpu=run.interval_tokens_per_s_per_gpu or (speed, speed),
+        step_time_s=step_s,
+        step_times_s=(step_s,),
+        warmup_times_s=(),
+        steady=True,
+        traced_step_s=None,
+        t_calc_s=None,
+        t_comm_s=None,
+        t_comm_exposed_s=None,
+        mu=None,
+        mfu=None,
+        # What was allocated is no peak of what counts, unless what was reserved is known too.
+        peak_allocated_bytes=run.peak_allocated_bytes or 0 if run.peak_reserved_bytes else 0,
+        peak_reserved_bytes=run.peak_reserved_bytes or 0,
+        memory_source=f"import: {run.where}",
+        losses=(),
+        pruned=False,
+        setup_s=0.0,
+        ranks=(),
+    )

@@ -1,0 +1,184 @@
+"""Ranking the legal space by estimate, without any hardware; and what would make a model fit that fits nowhere."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+
+import numpy as np
+
+from autotune.cost.estimate import EstimateTable, estimate_table, memory_table
+from autotune.cost.table import IndexColumn, PlanTable
+from autotune.errors import IllegalPlanError, NothingFitsError
+from autotune.search.space import Runtime, illegal_reason, legal_plans
+from autotune.specs import ClusterSpec, Estimate, ModelSpec, Plan, Profile, Recompute, Space, Workload
+
+MAX_NODES_FACTOR = 64
+"""How many times the given nodes are tried, at most, when asked how many a model needs."""
+
+NODES_BETWEEN = 16
+"""How many numbers of nodes are tried between one that is too few and twice as many."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RankedPlan:
+    """A plan and what the cost model says of it."""
+
+    plan: Plan
+    estimate: Estimate
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ranking:
+    """The best plans by estimated tokens/s/GPU among those that fit.
+
+    `seconds` is the time of the whole answer, `estimates_per_s` the rate of the estimates alone; both were measured.
+    """
+
+    legal: int
+    fitting: int
+    seconds: float
+    estimates_per_s: float
+    plans: tuple[RankedPlan, ...]
+
+
+def rank(
+    model: ModelSpec,
+    cluster: ClusterSpec,
+    workload: Workload,
+    space: Space = Space(),
+    runtime: Runtime = Runtime.ANY,
+    profile: Profile | None = None,
+    limit: int = 10,
+) -> Ranking:
+    """Estimates every legal plan and returns the best `limit`.
+
+    Raises:
+        IllegalPlanError: no plan of the space is legal; says why the simplest one is not.
+        NothingFitsError: no legal plan is estimated to fit; carries the nearest misses.
+        MissingMeasurementError: a speed that is needed is neither measured nor in the catalog.
+    """
+    started = time.perf_counter()
+    table = legal_plans(model, cluster, workload, space, runtime)
+    if not len(table):
+        raise nothing_legal(model, cluster, workload, runtime, space)
+    before = time.perf_counter()
+    estimates = estimate_table(model, cluster, workload, table, profile)
+    fits = np.flatnonzero(estimates.fits)
+    after = time.perf_counter()
+    if not len(fits):
+        nearest_misses(model, cluster, workload, table, space=space, runtime=runtime, profile=profile)
+    best = _best(estimates, fits, limit)
+    plans = tuple(RankedPlan(plan=table.plan(int(i)), estimate=estimates.row(int(i))) for i in best)
+    return Ranking(
+        legal=len(table),
+        fitting=len(fits),
+        seconds=time.perf_counter() - started,
+        estimates_per_s=len(table) / (after - before),
+        plans=plans,
+    )
+
+
+def nearest_misses(
+    model: ModelSpec,
+    cluster: ClusterSpec,
+    workload: Workload,
+    table: PlanTable,
+    *,
+    space: Space = Space(),
+    runtime: Runtime = Runtime.ANY,
+    profile: Profile | None = None,
+    limit: int = 3,
+) -> None:
+    """Raises NothingFitsError with the nearest misses if no plan of `table` is estimated to fit; needs no speeds."""
+    needs = memory_table(model, cluster, workload, table, profile).needed_bytes
+    has = cluster.device.memory_bytes
+    if not len(table) or needs.min() <= has:
+        return
+    order = np.argsort(needs, kind="stable")[:limit]
+    nodes = _nodes_needed(model, cluster, workload, space, runtime, profile)
+    more = f", or {nodes} nodes of {cluster.gpus_per_node} such devices" if nodes else ""
+    misses = [_miss(table.plan(int(i)), float(needs[i]), has, more) for i in order]
+    least = float(needs[order[0]])
+    raise NothingFitsError(
+        f"{model.name} fits on {cluster.name} under none of {len(table)} legal plans: the nearest needs "
+        f"{least / 2**30:.2f} GiB a device, {(least - has) / 2**30:.2f} GiB more than it has; "
+        f"it would take devices of {least / 2**30:.2f} GiB{more} (estimates)",
+        misses,
+    )
+
+
+def _miss(plan: Plan, needs: float, has: int, more: str) -> dict[str, object]:
+    return {
+        "plan": plan.key,
+        "needs_bytes": needs,
+        "has_bytes": has,
+        "missing_bytes": needs - has,
+        "would_fit_if": f"a device had {needs / 2**30:.2f} GiB instead of {has / 2**30:.2f} GiB{more}",
+    }
+
+
+def _nodes_needed(
+    model: ModelSpec,
+    cluster: ClusterSpec,
+    workload: Workload,
+    space: Space,
+    runtime: Runtime,
+    profile: Profile | None,
+) -> int | None:
+    """The fewest nodes on which a plan that saves memory fits; None if no tried number is enough.
+
+    Tries twice as many until one fits, then up to NODES_BETWEEN numbers between the last two.
+    """
+    saving = space.model_copy(update={"micro_batch": (min(space.micro_batch or (1,)),)})
+    if space.recompute is None or Recompute.FULL in space.recompute:
+        saving = saving.model_copy(update={"recompute": (Recompute.FULL,)})
+
+    def fits(nodes: int) -> bool:
+        # Memory needs no link, so a single-node cluster may borrow its inner one here.
+        more = {"nodes": nodes, "inter": cluster.inter or cluster.intra}
+        larger = cluster.model_copy(update=more)
+        table = legal_plans(model, larger, workload, saving, runtime)
+        if not len(table):
+            return False
+        needs = memory_table(model, larger, workload, table, profile).needed_bytes
+        return bool(needs.min() <= cluster.device.memory_bytes)
+
+    enough = cluster.nodes * 2
+    while not fits(enough):
+        enough *= 2
+        if enough > cluster.nodes * MAX_NODES_FACTOR:
+            return None
+    step = max(1, enough // 2 // NODES_BETWEEN)
+    return next(filter(fits, range(enough // 2 + step, enough, step)), enough)
+
+
+def _best(estimates: EstimateTable, fits: IndexColumn, limit: int) -> IndexColumn:
+    """The fastest `limit` of the rows that fit; of equally fast ones those with the least memory first."""
+    speed = estimates.tokens_per_s_per_gpu[fits]
+    if len(fits) > limit:
+        threshold = np.partition(speed, len(speed) - limit)[len(speed) - limit]
+        fits, speed = fits[speed >= threshold], speed[speed >= threshold]
+    return fits[np.lexsort((estimates.peak_memory_bytes[fits], -speed))][:limit]
+
+
+def nothing_legal(
+    model: ModelSpec, cluster: ClusterSpec, workload: Workload, runtime: Runtime, space: Space = Space()
+) -> IllegalPlanError:
+    """The error for a request without a legal plan: why the simplest plan is not, or which choice no legal plan has."""
+    request = f"{model.name} on {cluster.devices} devices"
+    reason = illegal_reason(model, cluster, workload, Plan(dp=cluster.devices), runtime)
+    table = legal_plans(model, cluster, workload, Space(), runtime)
+    for name, allowed in space:
+        legal = sorted(getattr(plan, name) for plan in _one_of_each(table, name))
+        if legal and allowed and not set(allowed) & set(legal):
+            values = ", ".join(map(str, legal))
+            return IllegalPlanError(f"space.{name}", list(allowed), f"no plan is legal: {request} takes {values}")
+    why = f"for example {Plan(dp=cluster.devices).key}: {reason}" if reason else "the space excludes every legal plan"
+    return IllegalPlanError("plans", request, f"no plan is legal; {why}")
+
+
+def _one_of_each(table: PlanTable, name: str) -> list[Plan]:
+    """A plan for each value of a column."""
+    rows = np.unique(getattr(table, name), return_index=True)[1]
+    return [table.plan(int(row)) for row in rows]

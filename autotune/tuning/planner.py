@@ -1,0 +1,249 @@
+"""Planner: all that a tuning's steps follow from, rebuilt from the store at any time. It runs nothing itself.
+
+A process that measures on its own machine (tuning.campaign) and a fleet (tuning.fleet) take the same steps from it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+
+from autotune.cost.calibrate import fit_profile
+from autotune.imports.learning import fastest_plans, same_request, transfers_from, with_links
+from autotune.knowledge.answer import earlier_transfers
+from autotune.knowledge.recording import remember
+from autotune.ports.store import KnowledgeStore
+from autotune.search.acquisition import StopVerdict
+from autotune.search.core import NOT_THE_PLANS_FAULT, Search
+from autotune.search.posterior import TransferObservation
+from autotune.search.profiling import missing_probes, needed_probes
+from autotune.search.ranking import RankedPlan
+from autotune.search.sampler import Alternative, alternative
+from autotune.search.space import Runtime, legal_plans
+from autotune.search.study import Asked, PlanStudy
+from autotune.search.transfer import merged
+from autotune.specs import (
+    ClusterSpec,
+    CollectiveReading,
+    CollectiveRequest,
+    Estimate,
+    LayerRequest,
+    Plan,
+    ProbeRequest,
+    Profile,
+    SamplerName,
+    Trial,
+    TrialState,
+    Tuning,
+    TuningState,
+)
+from autotune.specs.imported import ImportedRun
+from autotune.tuning.lifecycle import Facts, search_budget
+
+PROBE_DEADLINE_S = 120.0
+
+
+class Planner:
+    """What is known of one tuning, and what would be next.
+
+    Args:
+        store: where everything is kept.
+        tuning: the request.
+        fingerprint_key: of the environment that it is measured in.
+        retried: whether a trial that was lost was tried again elsewhere already, so that its plan is given up.
+    """
+
+    def __init__(self, store: KnowledgeStore, tuning: Tuning, fingerprint_key: str, *, retried: bool = False) -> None:
+        self._store, self._tuning, self._retried = store, tuning, retried
+        self.fingerprint_key = fingerprint_key
+        self._table = legal_plans(
+            tuning.model, tuning.cluster, tuning.workload, space=tuning.space, runtime=Runtime.TORCH
+        )
+        self._search: Search | None = None
+        self._study: PlanStudy | None = None
+        self._trials: Sequence[Trial] = ()
+
+    def close(self) -> None:
+        """Lets go of the study's database."""
+        if self._study is not None:
+            self._study.close()
+
+    def facts(
+        self, tuning: Tuning, *, attempted: Collection[ProbeRequest] = (), in_flight: int = 0, slots: int = 1
+    ) -> Facts:
+        """Everything that the next step depends on.
+
+        Args:
+            tuning: as it stands.
+            attempted: the probes that were started, whatever came of them.
+            in_flight: probes under way; trials under way are those that run in the store.
+            slots: how many of either may be.
+
+        Raises:
+            MissingMeasurementError: the probes that would have measured it failed; trying again would fail again.
+        """
+        self._tuning = tuning
+        if tuning.state is TuningState.PROFILING:
+            missing = self._missing(attempted)
+            return Facts(
+                state=tuning.state, missing_probes=missing, budget=tuning.budget, in_flight=in_flight, slots=slots
+            )
+        if tuning.state is not TuningState.SEARCHING:
+            return Facts(state=tuning.state, budget=tuning.budget)
+        search = self.learn()
+        flying = [trial.plan for trial in self._trials if trial.state is TrialState.RUNNING]
+        return Facts(
+            state=tuning.state,
+            verdict=self.verdict(),
+            ranking=search.ranking(),
+            trials=sum(self._counts(trial) for trial in self._trials),
+            affordable=self._affordable(len(flying)),
+            budget=tuning.budget,
+            in_flight=len(flying),
+            flying=flying,
+            slots=slots,
+            lost_in_a_row=self._lost_in_a_row() if self._retried else 0,
+        )
+
+    def remember(self) -> None:
+        """Stores what the tuning found as the best-known plan for its question. Doing it again changes nothing."""
+        remember(self._store, self._tuning)
+
+    # -- profile ------------------------------------------------------------------------------------------
+
+    def _missing(self, attempted: Collection[ProbeRequest]) -> Sequence[CollectiveRequest | LayerRequest]:
+        tuning = self._tuning
+        return missing_probes(
+            needed_probes(tuning.model, tuning.cluster, tuning.workload, self._table),
+            self._store.collective_readings(tuning.cluster.key, self.fingerprint_key),
+            self._store.layer_readings(tuning.cluster.key, self.fingerprint_key, tuning.model.key, tuning.workload.key),
+            attempted,
+        )
+
+    def calibrate(self) -> Profile:
+        """Fits and stores the profile from all readings of the cluster."""
+        tuning = self._tuning
+        layers = self._store.layer_readings(
+            tuning.cluster.key, self.fingerprint_key, tuning.model.key, tuning.workload.key
+        )
+        profile = fit_profile(
+            tuning.cluster,
+            self.fingerprint_key,
+            self._store.collective_readings(tuning.cluster.key, self.fingerprint_key),
+            [(tuning.model, tuning.workload, reading) for reading in layers],
+            [],
+        )
+        self._store.save_profile(profile)
+        return profile
+
+    # -- search -------------------------------------------------------------------------------------------
+
+    def learn(self) -> Search:
+        """The search, after all trials that the store holds now."""
+        self._trials = self._store.trials(self._tuning.id)
+        search, study = self._searching()
+        study.resume(self._trials, final=self._retried)
+        return search
+
+    def ask(self, confirm: Plan | None) -> Asked:
+        """The plan of the next trial: what the search chooses, or a further trial of `confirm`."""
+        _, study = self._searching()
+        return study.ask() if confirm is None else study.repeat(confirm)
+
+    def estimate_of(self, plan: Plan) -> Estimate | None:
+        """What is believed of a plan now."""
+        search, _ = self._searching()
+        return search.estimate_of(plan)
+
+    @property
+    def best(self) -> RankedPlan | None:
+        """The fastest plan measured so far."""
+        search, _ = self._searching()
+        return search.best
+
+    def verdict(self) -> StopVerdict:
+        """Whether the search is over, after what was learned last."""
+        search, _ = self._searching()
+        tuning = self._store.tuning(self._tuning.id)
+        budget = search_budget(tuning.budget, search.ranking(), trial_gpu_s=_costliest_gpu_s(self._trials))
+        if tuning.sampler is not SamplerName.PLAN:
+            # What is still expected to be gained is the word of our own search: an alternative spends its budget.
+            budget = budget.model_copy(update={"min_gain": 0.0})
+        return search.verdict(budget, gpu_s_spent=tuning.gpu_s_spent)
+
+    def _searching(self) -> tuple[Search, PlanStudy]:
+        """The search and its study, opened the first time."""
+        if self._search is None or self._study is None:
+            self._search, self._study = self._open_search()
+        return self._search, self._study
+
+    def _open_search(self) -> tuple[Search, PlanStudy]:
+        tuning = self._tuning
+        profile = self._store.profile(tuning.cluster.key, self.fingerprint_key)
+        transfers: Sequence[TransferObservation] = earlier_transfers(self._store, tuning)
+        if tuning.history:
+            imported = transfers_from(self._imported_runs(), tuning.cluster, self._imported_readings, profile)
+            transfers = merged([*transfers, *imported])
+            profile = with_links(profile, tuning.cluster, self._imported_readings(tuning.cluster))
+        search = Search(
+            tuning.model, tuning.cluster, tuning.workload, plans=self._table, profile=profile, transfers=transfers
+        )
+        other = self._alternative(search)
+        study = PlanStudy(search, name=f"tuning-{tuning.id}", url=self._store.study_url(), alternative=other)
+        if not self._trials and other is None:  # an alternative is judged by its own choices
+            study.enqueue([*self._known_best(), *self._imported_best()])
+        return search, study
+
+    # What was imported is transfers, links and first plans to measure: never a result of this tuning.
+
+    def _imported_runs(self) -> Sequence[ImportedRun]:
+        return self._store.imported_runs(self._tuning.history) if self._tuning.history else ()
+
+    def _imported_readings(self, cluster: ClusterSpec) -> Sequence[CollectiveReading]:
+        return self._store.imported_readings(self._tuning.history, cluster.key)
+
+    def _imported_best(self) -> list[Plan]:
+        tuning = self._tuning
+        runs = same_request(self._imported_runs(), tuning.model, tuning.cluster, tuning.workload)
+        return [plan for plan in fastest_plans(runs, limit=3) if self._table.find(plan) is not None]
+
+    def _alternative(self, search: Search) -> Alternative | None:
+        if self._tuning.sampler is SamplerName.PLAN:
+            return None
+        plans = [search.table.plan(row) for row in range(len(search.table))]
+        return alternative(self._tuning.sampler, plans, seed=self._tuning.seed)
+
+    def _known_best(self) -> list[Plan]:
+        """The best-known plans of earlier tunings for the same question, if they are legal here."""
+        tuning = self._tuning
+        known = self._store.best_trials(tuning.model, tuning.cluster, tuning.workload, limit=3)
+        return [trial.plan for trial in known if self._table.find(trial.plan) is not None]
+
+    def _affordable(self, in_flight: int) -> bool:
+        """Whether another trial like the costliest so far fits in the budget of GPU-seconds."""
+        limit = self._tuning.budget.gpu_s
+        needed = (in_flight + 1) * _costliest_gpu_s([trial for trial in self._trials if self._counts(trial)])
+        return limit is None or self._tuning.gpu_s_spent + needed <= limit
+
+    def _counts(self, trial: Trial) -> bool:
+        """Whether a trial has ended and counts against `max_trials`: not one that may yet be tried again."""
+        return trial.finished_at is not None and (self._retried or not _lost(trial))
+
+    def _lost_in_a_row(self) -> int:
+        ended = sorted((trial for trial in self._trials if trial.finished_at is not None), key=_end_s)
+        count = 0
+        while count < len(ended) and _lost(ended[-1 - count]):
+            count += 1
+        return count
+
+
+def _lost(trial: Trial) -> bool:
+    return trial.failure is not None and trial.failure.kind in NOT_THE_PLANS_FAULT
+
+
+def _end_s(trial: Trial) -> float:
+    assert trial.finished_at is not None
+    return trial.finished_at.timestamp()
+
+
+def _costliest_gpu_s(trials: Sequence[Trial]) -> float:
+    return max((trial.gpu_s for trial in trials), default=0.0)

@@ -1,0 +1,1 @@
+"""Care of a database: checks, backups, and what becomes of what is old."""

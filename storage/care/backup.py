@@ -1,0 +1,317 @@
+"""Backup and restore. A backup is one SQLite file with all our tables and Optuna's, whatever the database was.
+
+It also holds a manifest of its tables and rows, so that half a file is known as such.
+"""
+
+from __future__ import annotations
+
+import os
+import sqlite3
+import tempfile
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import sqlalchemy as sa
+from sqlalchemy import Connection, Engine, Table, func, inspect, select, text
+
+from autotune.errors import InputError, StoreConflictError, StoreError
+from storage.database.columns import Base
+from storage.database.engine import Location, build_engine, connect_to_read, locate, translated, writer
+from storage.database.schema import HEAD, bring_up_to_date, require_known, stored_revision, upgrade_within
+
+# ----------------------------------------------------------------------------------------------------
+# Rows of all our tables, and of Optuna's, from one database to another of any kind.
+
+ROWS_AT_ONCE = 1000
+
+
+def known_tables(connection: Connection) -> list[Table]:
+    """Our tables and Optuna's that the database has, each after those that it refers to."""
+    there = set(inspect(connection).get_table_names())
+    return [table for table in (*Base.metadata.sorted_tables, *optuna_tables()) if table.name in there]
+
+
+def optuna_tables() -> list[Table]:
+    """The tables of Optuna's storage, which a tuning that goes on needs, parents first."""
+    from optuna.storages._rdb.models import BaseModel
+
+    version = sa.Table("alembic_version", sa.MetaData(), sa.Column("version_num", sa.String(32), primary_key=True))
+    return [*BaseModel.metadata.sorted_tables, version]
+
+
+def make_optuna_tables(connection: Connection, wanted: set[str]) -> None:
+    """Creates those of Optuna's tables that are wanted and missing."""
+    for table in optuna_tables():
+        if table.name in wanted:
+            table.create(connection, checkfirst=True)
+
+
+def counts(connection: Connection) -> dict[str, int]:
+    """The rows of each table."""
+    return {
+        table.name: connection.scalar(select(func.count()).select_from(table)) or 0
+        for table in known_tables(connection)
+    }
+
+
+def empty(connection: Connection) -> None:
+    """Deletes all rows."""
+    for table in reversed(known_tables(connection)):
+        connection.execute(table.delete())
+
+
+def copy_rows(source: Connection, target: Connection) -> None:
+    """Copies all rows of all tables that the source has into the empty tables of the target.
+
+    Columns are those that both know: a source of an older schema is written into one of that schema.
+    """
+    for table in known_tables(source):
+        there = {column["name"] for column in inspect(source).get_columns(table.name)}
+        columns = [column for column in table.columns if column.name in there]
+        rows = source.execution_options(yield_per=ROWS_AT_ONCE).execute(select(*columns))
+        for some in rows.mappings().partitions():
+            target.execute(table.insert(), [dict(row) for row in some])
+    if target.dialect.name == "postgresql":
+        for statement in _counters(target):
+            target.execute(statement)
+
+
+def _counters(connection: Connection) -> Iterator[sa.TextClause]:
+    """Statements that let PostgreSQL's sequences go on after the copied ids."""
+    for table in known_tables(connection):
+        for column in table.primary_key.columns:
+            sequence = connection.scalar(
+                text("SELECT pg_get_serial_sequence(:table, :column)"), {"table": table.name, "column": column.name}
+            )
+            if sequence is not None:
+                most = f'(SELECT max("{column.name}") FROM "{table.name}")'
+                yield text(f"SELECT setval('{sequence}', coalesce({most}, 1), {most} IS NOT NULL)")
+
+
+MANIFEST = "autotune_backup"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Copy:
+    """What was backed up or restored: between which database and file, the schema of the copy, its rows by table."""
+
+    database: str
+    file: str
+    schema: str
+    rows: dict[str, int]
+
+
+def backup(url: str, path: Path, *, overwrite: bool = False) -> Copy:
+    """Writes a consistent copy of a database to a file, whole or not at all; others may go on writing meanwhile.
+
+    Raises:
+        InputError: the file exists and `overwrite` is not given, or it cannot be written.
+        StoreError: no such database, or there is nothing of ours in it.
+        StoreNewerError: a newer release wrote its schema.
+    """
+    location, target = locate(url), Path(os.path.realpath(path))
+    if target.exists() and (not overwrite or not target.is_file()):
+        raise InputError("file", str(path), "the file exists; name another one, or allow overwriting (--overwrite)")
+    try:
+        handle, name = tempfile.mkstemp(dir=target.parent, prefix=f".{target.name}.")
+    except OSError as error:
+        raise InputError("file", str(path), f"a file that can be written ({error.strerror})") from error
+    os.close(handle)
+    part = Path(name)
+    try:
+        with translated(location):
+            schema, rows = _write(location, part)
+        part.replace(target)
+    finally:
+        for leftover in (part, Path(f"{name}-wal"), Path(f"{name}-shm"), Path(f"{name}-journal")):
+            leftover.unlink(missing_ok=True)
+    return Copy(database=location.name, file=str(path), schema=schema, rows=rows)
+
+
+def restore(url: str, path: Path, *, overwrite: bool = False) -> Copy:
+    """Puts a backup into a database, in one transaction: all of it or nothing.
+
+    Args:
+        url: an empty or new database; with `overwrite` any, whose rows are then replaced.
+        path: the backup. One of an older schema is migrated on the way.
+        overwrite: allow that the database holds something, or that others are connected to it.
+
+    Raises:
+        InputError: no such file, no backup, or not a whole one.
+        StoreConflictError: the database is not empty or not unused, and `overwrite` is not given.
+        StoreNewerError: a newer release wrote the backup or the database.
+    """
+    location = locate(url)
+    with _checked(path) as source, translated(location):
+        is_new = location.path is not None and not location.path.exists()
+        if not overwrite and not is_new:
+            _require_unused(location)
+        engine = build_engine(location, read_only=False)
+        try:
+            rows = _fill(engine, location, source, overwrite=overwrite)
+        except BaseException as error:
+            engine.dispose()
+            if is_new and location.path is not None:
+                location.path.unlink(missing_ok=True)
+            if isinstance(error, ValueError):  # a column holds what its type cannot be
+                raise InputError("file", str(path), f"the backup holds what cannot be read ({error})") from error
+            raise
+        bring_up_to_date(engine, location)  # nothing to migrate: a new SQLite file gets its write-ahead log
+        engine.dispose()
+    return Copy(database=location.name, file=str(path), schema=HEAD, rows=rows)
+
+
+def _write(location: Location, part: Path) -> tuple[str, dict[str, int]]:
+    """Fills the empty file; returns the schema and the rows by table."""
+    engine = build_engine(location, read_only=True)
+    try:
+        with engine.connect() as connection:
+            schema = stored_revision(connection)
+            require_known(schema, location)
+        if schema is None:
+            raise StoreError(f"{location.name} holds nothing of autotune yet")
+        if location.path is None:
+            _dump(engine, part, schema)
+        else:
+            _clone(location.path, part)
+    finally:
+        engine.dispose()
+    return schema, _seal(part)
+
+
+def _clone(database: Path, part: Path) -> None:
+    """SQLite's own online backup (https://sqlite.org/backup.html): one moment of a file that is in use."""
+    with closing(connect_to_read(database)) as source, closing(sqlite3.connect(part)) as target:
+        source.backup(target)
+        target.execute("PRAGMA journal_mode = DELETE")  # one file, without a log beside it
+
+
+def _dump(engine: Engine, part: Path, schema: str) -> None:
+    """PostgreSQL's rows as of one moment, in a SQLite file of the same schema."""
+    copy = locate(f"sqlite:///{part}")
+    made = build_engine(copy, read_only=False)
+    snapshot = engine.execution_options(isolation_level="REPEATABLE READ")
+    try:
+        bring_up_to_date(made, copy, target=schema)
+        with snapshot.connect() as source, writer(made).begin() as target:
+            make_optuna_tables(target, set(counts(source)))
+            copy_rows(source, target)
+    finally:
+        made.dispose()
+    with closing(sqlite3.connect(part)) as file:
+        file.execute("PRAGMA journal_mode = DELETE")
+
+
+def _seal(part: Path) -> dict[str, int]:
+    """Writes the manifest."""
+    file = build_engine(locate(f"sqlite:///{part}"), read_only=False)
+    try:
+        with writer(file).begin() as connection:
+            connection.execute(text(f"DROP TABLE IF EXISTS {MANIFEST}"))
+            rows = counts(connection)
+            connection.execute(text(f"CREATE TABLE {MANIFEST} (name TEXT PRIMARY KEY, rows INTEGER NOT NULL)"))
+            values = [{"name": name, "rows": count} for name, count in rows.items()]
+            connection.execute(text(f"INSERT INTO {MANIFEST} (name, rows) VALUES (:name, :rows)"), values)
+    finally:
+        file.dispose()
+    return rows
+
+
+@contextmanager
+def _checked(path: Path) -> Iterator[Connection]:
+    """The backup, opened for reading and of our schema: an older one as a migrated copy."""
+    if not path.is_file():
+        raise InputError("file", str(path), "a backup made by `autotune db backup` is needed")
+    location = locate(f"sqlite:///{path}")
+    schema = _require_whole(location)
+    if schema == HEAD:
+        with _open(location) as connection:
+            yield connection
+        return
+    with tempfile.TemporaryDirectory(prefix="autotune-restore-") as directory:
+        newer = locate(f"sqlite:///{Path(directory) / 'backup.db'}")
+        assert location.path is not None
+        assert newer.path is not None
+        _clone(location.path, newer.path)
+        engine = build_engine(newer, read_only=False)
+        try:
+            bring_up_to_date(engine, newer)
+        finally:
+            engine.dispose()
+        with _open(newer) as connection:
+            yield connection
+
+
+@contextmanager
+def _open(location: Location) -> Iterator[Connection]:
+    engine = build_engine(location, read_only=True)
+    try:
+        with engine.connect() as connection:
+            yield connection
+    finally:
+        engine.dispose()
+
+
+def _require_whole(location: Location) -> str:
+    """The schema of a backup. Raises InputError for a file that is none, or not a whole one."""
+    try:
+        with translated(location), _open(location) as connection:
+            damage = [line for (line,) in connection.execute(text("PRAGMA integrity_check")) if line != "ok"]
+            tables = connection.execute(text("SELECT name FROM sqlite_master WHERE type = 'table'")).scalars().all()
+            if MANIFEST not in tables:
+                raise InputError("file", location.name, "no backup: one made by `autotune db backup` is needed")
+            schema = stored_revision(connection)
+            require_known(schema, location)
+            stated = {row.name: row.rows for row in connection.execute(text(f"SELECT name, rows FROM {MANIFEST}"))}
+            if damage or schema is None or counts(connection) != stated:
+                raise InputError("file", location.name, f"the backup is not whole ({[*damage, 'rows are missing'][0]})")
+            return schema
+    except StoreError as error:
+        if type(error) is not StoreError:
+            raise
+        raise InputError("file", location.name, f"no backup, or not a whole one ({error})") from error
+
+
+def _fill(engine: Engine, location: Location, source: Connection, *, overwrite: bool) -> dict[str, int]:
+    with writer(engine).begin() as target:
+        upgrade_within(target, location)
+        if not overwrite and any(counts(target).values()):
+            raise StoreConflictError(f"{location.name} is not empty; --overwrite replaces what it holds")
+        empty(target)
+        rows = counts(source)
+        make_optuna_tables(target, set(rows))
+        copy_rows(source, target)
+        arrived = counts(target)
+        if any(arrived[name] != count for name, count in rows.items()):
+            raise StoreError(f"{location.name}: not all rows arrived; nothing was changed")
+    return rows
+
+
+def _require_unused(location: Location) -> None:
+    """Raises StoreConflictError if somebody else is connected to the database."""
+    if location.path is not None:
+        used = not _is_alone(location.path)
+    else:
+        with _open(location) as connection:
+            others = (
+                "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND pid <> pg_backend_pid()"
+            )
+            used = bool(connection.execute(text(others)).scalar_one())
+    if used:
+        raise StoreConflictError(f"{location.name} is in use by others; stop them, or allow overwriting (--overwrite)")
+
+
+def _is_alone(path: Path) -> bool:
+    """Whether no other connection has the SQLite file open: each holds a shared lock on it, also while it is idle."""
+    with closing(sqlite3.connect(path, timeout=0.0, isolation_level=None)) as connection:
+        connection.execute("PRAGMA locking_mode = EXCLUSIVE")
+        try:
+            connection.execute("BEGIN EXCLUSIVE")
+        except sqlite3.OperationalError as error:
+            if (error.sqlite_errorcode or 0) & 0xFF in {sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED}:
+                return False
+            raise
+        connection.execute("ROLLBACK")
+    return True

@@ -1,0 +1,290 @@
+"""What is left of samples once they were compacted. The figures that were made of them stay as they are."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from statistics import fmean, median
+from typing import Any
+
+from sqlalchemy import (
+    ColumnElement,
+    Engine,
+    ForeignKey,
+    Index,
+    Row,
+    Select,
+    delete,
+    func,
+    insert,
+    or_,
+    select,
+    text,
+    update,
+)
+from sqlalchemy.orm import Mapped, Session, mapped_column
+
+from autotune.errors import InputError
+from storage.care.maintenance import size_bytes
+from storage.care.retention import ENDED, changed, drop_incidents, drop_keys, drop_ranks, drop_reports
+from storage.database.columns import Base, Key, Moment, RowId
+from storage.database.engine import alone, build_engine, locate, translated
+from storage.fleet.tables import EventRow
+from storage.store import SqlStore, open_store
+from storage.tunings.tables import CollectiveRow, ProbeRow, SampleRow, StepRow, TrialRow, TuningRow
+
+
+class SampleSummaryRow(Base):
+    """A series of a step measurement (storage.tunings.tables.SampleRow) in six figures of its own unit."""
+
+    __tablename__ = "sample_summaries"
+
+    step_measurement_id: Mapped[int] = mapped_column(ForeignKey("step_measurements.id"), primary_key=True)
+    series: Mapped[Key] = mapped_column(primary_key=True)
+    count: Mapped[int]
+    mean: Mapped[float]
+    least: Mapped[float]
+    median: Mapped[float]
+    most: Mapped[float]
+    first: Mapped[float]
+    last: Mapped[float]
+
+
+class CollectiveSummaryRow(Base):
+    """Old readings of one size of a collective in one environment: median time and range, from when to when."""
+
+    __tablename__ = "collective_summaries"
+    __table_args__ = (Index(None, "cluster_key", "fingerprint_key"),)
+
+    id: Mapped[RowId]
+    cluster_key: Mapped[Key]
+    fingerprint_key: Mapped[Key] = mapped_column(ForeignKey("fingerprints.key"))
+    op: Mapped[Key]
+    group_size: Mapped[int]
+    stride: Mapped[int]
+    size_bytes: Mapped[int]
+    count: Mapped[int]
+    time_s: Mapped[float]
+    time_least_s: Mapped[float]
+    time_most_s: Mapped[float]
+    first_at: Mapped[Moment]
+    last_at: Mapped[Moment]
+
+
+# ----------------------------------------------------------------------------------------------------
+# Retention: raw samples of a stated age become summaries. Figures and verdicts that were made of them never change.
+#
+# What is compacted: the single steps behind a step measurement, readings of a collective beyond the newest of each
+# kind, the logs of failed probes, the events of ended tunings, and what storage.care.retention names. Each piece is one
+# transaction, so that writers need not wait and an interrupted compaction is simply run again.
+
+DEFAULT_AGE = timedelta(days=90)
+DEFAULT_KEPT = 20
+SETTLED_AGE = timedelta(days=1)
+"""However young what is compacted may be: checks under way read the reports of their jobs again, and a client that lost
+an answer sends its idempotency key again."""
+
+STEPS_AT_ONCE = 500
+KINDS_AT_ONCE = 50
+IDS_AT_ONCE = 500
+KEY = (
+    CollectiveRow.cluster_key, CollectiveRow.fingerprint_key, CollectiveRow.op, CollectiveRow.group_size,
+    CollectiveRow.stride, CollectiveRow.size_bytes,
+)  # fmt: skip
+"""What makes readings of a collective alike."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Compaction:
+    """What was compacted: raw rows that are summaries now, logs and events that are gone, and the size.
+
+    Args:
+        database: its name.
+        before: what ended before this moment was old enough.
+        samples: rows of single steps.
+        readings: rows of collective readings.
+        logs: failed probes whose log was dropped; what failed and why is kept.
+        events: lines of ended tunings' logs.
+        reports: members of ended jobs whose ranks' reports were dropped.
+        ranks: what single ranks saw in a step.
+        incidents: of nodes.
+        keys: idempotency keys of ended tunings.
+        size_before_bytes: of the whole database.
+        size_after_bytes: the same after the vacuum.
+    """
+
+    database: str
+    before: datetime
+    samples: int
+    readings: int
+    logs: int
+    events: int
+    reports: int
+    ranks: int
+    incidents: int
+    keys: int
+    size_before_bytes: int
+    size_after_bytes: int
+
+
+def compact(
+    url: str, *, age: timedelta = DEFAULT_AGE, kept: int = DEFAULT_KEPT, now: datetime | None = None
+) -> Compaction:
+    """Compacts what is older than `age`, and gives the space back.
+
+    Args:
+        url: the database.
+        age: of what is compacted, since it ended.
+        kept: newest readings of each collective (cluster, environment, operation, layout, size) that stay raw.
+        now: the present moment, for tests.
+
+    Raises:
+        InputError: an age or number below zero.
+        StoreError: the database cannot be used or written.
+    """
+    if age < timedelta(0) or kept < 1:
+        raise InputError("compaction", f"{age}, {kept}", "an age of at least 0 days, and at least 1 reading to keep")
+    now = now or datetime.now(UTC)
+    before = now - age
+    settled = min(before, now - SETTLED_AGE)
+    location = locate(url)
+    with open_store(url) as store:
+        size_before = _size(store)
+        found = {
+            "samples": sum(_samples(store, before)),
+            "readings": sum(_readings(store, before, kept)),
+            "logs": _logs(store, before),
+            "events": _events(store, before),
+            "reports": sum(drop_reports(store, settled)),
+            "ranks": sum(drop_ranks(store, before)),
+            "incidents": drop_incidents(store, before),
+            "keys": drop_keys(store, settled),
+        }
+    engine = build_engine(location, read_only=False)
+    try:
+        with translated(location):
+            vacuum(engine)
+    finally:
+        engine.dispose()
+    with open_store(url, read_only=True) as store:
+        return Compaction(
+            database=location.name, before=before, size_before_bytes=size_before, size_after_bytes=_size(store), **found
+        )
+
+
+def vacuum(engine: Engine) -> None:
+    """Gives free space back and renews the planner's statistics, table by table on PostgreSQL."""
+    with alone(engine).connect() as connection:
+        if connection.dialect.name == "sqlite":
+            connection.commit()  # VACUUM must stand outside the transaction that SQLAlchemy has begun
+            raw = connection.connection.driver_connection
+            assert raw is not None
+            raw.execute("VACUUM")
+            raw.execute("ANALYZE")
+            raw.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+            return
+        for table in Base.metadata.sorted_tables:
+            connection.execute(text(f'VACUUM (ANALYZE) "{table.name}"'))
+
+
+def _size(store: SqlStore) -> int:
+    with store.reading() as session:
+        return size_bytes(session.connection())
+
+
+def _samples(store: SqlStore, before: datetime) -> Iterator[int]:
+    """Series of step measurements to their summaries; gives the rows of each transaction."""
+    last = 0
+    while True:
+        with store.writing() as session:
+            ids = session.scalars(_old_steps(before).where(StepRow.id > last).limit(STEPS_AT_ONCE)).all()
+            if not ids:
+                return
+            last = ids[-1]
+            query = select(SampleRow).where(SampleRow.step_measurement_id.in_(ids))
+            series: dict[tuple[int, str], list[float]] = {}
+            for row in session.scalars(query.order_by(SampleRow.number)):
+                series.setdefault((row.step_measurement_id, row.series), []).append(row.value)
+            session.execute(insert(SampleSummaryRow), [_summary(*key, values) for key, values in series.items()])
+            session.execute(delete(SampleRow).where(SampleRow.step_measurement_id.in_(ids)))
+        yield sum(len(values) for values in series.values())
+
+
+def _old_steps(before: datetime) -> Select[int]:
+    """Step measurements with samples whose trial or probe ended before that moment."""
+    ended = or_(TrialRow.finished_at < before, ProbeRow.finished_at < before)
+    raw = select(SampleRow).where(SampleRow.step_measurement_id == StepRow.id).exists()
+    query = select(StepRow.id).outerjoin(TrialRow, TrialRow.id == StepRow.trial_id)
+    return query.outerjoin(ProbeRow, ProbeRow.id == StepRow.probe_run_id).where(ended, raw).order_by(StepRow.id)
+
+
+def _summary(step_measurement_id: int, series: str, values: Sequence[float]) -> dict[str, Any]:
+    return {
+        "step_measurement_id": step_measurement_id,
+        "series": series,
+        "count": len(values),
+        "mean": fmean(values),
+        "least": min(values),
+        "median": median(values),
+        "most": max(values),
+        "first": values[0],
+        "last": values[-1],
+    }
+
+
+def _readings(store: SqlStore, before: datetime, kept: int) -> Iterator[int]:
+    """Old readings of each collective beyond the newest `kept` to one summary; gives the rows of each transaction."""
+    with store.reading() as session:
+        keys = session.execute(select(*KEY).group_by(*KEY).having(func.count() > kept)).all()
+    for start in range(0, len(keys), KINDS_AT_ONCE):
+        with store.writing() as session:
+            gone = [_compact_kind(session, key, before, kept) for key in keys[start : start + KINDS_AT_ONCE]]
+        yield sum(gone)
+
+
+def _compact_kind(session: Session, key: Sequence[Any], before: datetime, kept: int) -> int:
+    rows = _outdated(session, [column == value for column, value in zip(KEY, key, strict=True)], before, kept)
+    if rows:
+        session.add(_collective_summary(key, rows))
+    for start in range(0, len(rows), IDS_AT_ONCE):
+        ids = [row.id for row in rows[start : start + IDS_AT_ONCE]]
+        session.execute(delete(CollectiveRow).where(CollectiveRow.id.in_(ids)))
+    return len(rows)
+
+
+def _outdated(
+    session: Session, alike: Sequence[ColumnElement[bool]], before: datetime, kept: int
+) -> Sequence[Row[int, float, datetime]]:
+    oldest_kept = (
+        select(CollectiveRow.id).where(*alike).order_by(CollectiveRow.id.desc()).offset(kept - 1).limit(1)
+    ).scalar_subquery()
+    query = select(CollectiveRow.id, CollectiveRow.time_s, ProbeRow.finished_at).join(
+        ProbeRow, ProbeRow.id == CollectiveRow.probe_run_id
+    )
+    return session.execute(query.where(*alike, CollectiveRow.id < oldest_kept, ProbeRow.finished_at < before)).all()
+
+
+def _collective_summary(key: Sequence[Any], rows: Sequence[Row[int, float, datetime]]) -> CollectiveSummaryRow:
+    times, moments = [row.time_s for row in rows], [row.finished_at for row in rows]
+    return CollectiveSummaryRow(
+        **dict(zip((column.key for column in KEY), key, strict=True)),
+        count=len(rows),
+        time_s=median(times),
+        time_least_s=min(times),
+        time_most_s=max(times),
+        first_at=min(moments),
+        last_at=max(moments),
+    )
+
+
+def _logs(store: SqlStore, before: datetime) -> int:
+    change = update(ProbeRow).where(ProbeRow.finished_at < before, ProbeRow.failure_log_tail != "")
+    with store.writing() as session:
+        return changed(session, change.values(failure_log_tail=""))
+
+
+def _events(store: SqlStore, before: datetime) -> int:
+    ended = select(TuningRow.id).where(TuningRow.state.in_(ENDED), TuningRow.updated_at < before)
+    with store.writing() as session:
+        return changed(session, delete(EventRow).where(EventRow.tuning_id.in_(ended), EventRow.at < before))

@@ -1,0 +1,1 @@
+"""The database itself: engines, transactions, column types, the schema's version."""

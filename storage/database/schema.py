@@ -1,0 +1,96 @@
+"""The schema's version: which ones this release knows, and how a database gets to the newest."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from sqlalchemy import Connection, Engine, inspect, text
+
+from autotune.errors import StoreError, StoreNewerError, StoreReadOnlyError
+from storage.database.engine import Location, use_wal, writer
+
+# Oldest first; a test compares them with the migrations.
+REVISIONS = ("0001", "0002", "0003", "0004", "0005", "0006", "0007")
+HEAD = REVISIONS[-1]
+VERSION_TABLE = "autotune_schema"  # Optuna's storage owns `alembic_version`
+ADVISORY_LOCK = 0x6175746F  # "auto": one migration at a time on a PostgreSQL server
+
+
+def stored_revision(connection: Connection) -> str | None:
+    """The schema version of a database; None if it has none of our tables."""
+    if not inspect(connection).has_table(VERSION_TABLE):
+        return None
+    revision: str | None = connection.execute(text(f"SELECT version_num FROM {VERSION_TABLE}")).scalar()
+    return revision
+
+
+def require_known(revision: str | None, location: Location) -> None:
+    """Raises StoreNewerError for a version that this release does not know."""
+    if revision is not None and revision not in REVISIONS:
+        raise StoreNewerError(
+            f"{location.name} has schema version {revision!r}, written by a newer release; "
+            f"this one knows up to {HEAD!r}: upgrade autotune or use another database"
+        )
+
+
+def require_current(engine: Engine, location: Location) -> None:
+    """What a store that only reads needs: exactly our version. Writes nothing.
+
+    Raises:
+        StoreNewerError: a newer release wrote the schema.
+        StoreError: the schema is older, or there is none.
+    """
+    with engine.connect() as connection:
+        revision = stored_revision(connection)
+    require_known(revision, location)
+    if revision is None:
+        raise StoreError(f"{location.name} holds nothing of autotune yet")
+    if revision != HEAD:
+        raise StoreError(f"{location.name} has the older schema {revision!r}: run `autotune db migrate`")
+
+
+def bring_up_to_date(engine: Engine, location: Location, target: str = HEAD) -> str | None:
+    """Migrates a new or older database, all or nothing; returns the version that was found.
+
+    Two processes may call it at once: the second waits (SQLite: the write lock that IMMEDIATE takes; PostgreSQL:
+    an advisory lock) and then finds nothing to do. The write lock also proves that the database can be written.
+
+    Raises:
+        StoreNewerError: a newer release wrote the schema.
+        StoreReadOnlyError: the database cannot be written.
+    """
+    with engine.connect() as connection:
+        require_known(stored_revision(connection), location)
+    if location.path is not None:
+        use_wal(engine)
+    with writer(engine).begin() as connection:
+        return upgrade_within(connection, location, target)
+
+
+def upgrade_within(connection: Connection, location: Location, target: str = HEAD) -> str | None:
+    """Migrates within the caller's writing transaction; returns the version that was found. Raises as above."""
+    _lock(connection, location)
+    revision = stored_revision(connection)
+    require_known(revision, location)
+    if revision != target:
+        _upgrade(connection, target)
+    return revision
+
+
+def _lock(connection: Connection, location: Location) -> None:
+    if connection.dialect.name != "postgresql":
+        return
+    if connection.execute(text("SHOW transaction_read_only")).scalar() == "on":
+        raise StoreReadOnlyError(f"{location.name} cannot be written: the server allows only reading")
+    connection.execute(text("SELECT pg_advisory_xact_lock(:key)"), {"key": ADVISORY_LOCK})
+
+
+def _upgrade(connection: Connection, target: str) -> None:
+    # Alembic takes longer to import than most commands run, and is needed once in a database's life.
+    from alembic import command
+    from alembic.config import Config
+
+    config = Config()
+    config.set_main_option("script_location", str(Path(__file__).parents[1] / "migrations").replace("%", "%%"))
+    config.attributes["connection"] = connection
+    command.upgrade(config, target)

@@ -1,0 +1,1 @@
+"""What regression checks leave: checks with their measurements, incidents, alerts."""

@@ -1,0 +1,1 @@
+"""What tunings are made of: models, clusters, requests, trials, probe runs and profiles."""

@@ -1,0 +1,89 @@
+"""What is stored under its own name or key: models, clusters, fingerprints."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from datetime import UTC, datetime
+
+from sqlalchemy import select
+from sqlalchemy.dialects import postgresql, sqlite
+from sqlalchemy.orm import Session
+
+from autotune.errors import UnknownNameError
+from autotune.specs import ClusterSpec, Fingerprint, ModelSpec
+from storage.database.session import SessionStore, fingerprint_row
+from storage.tunings.tables import ClusterRow, FingerprintRow, ModelRow
+
+
+class NamedStore(SessionStore):
+    """Models, clusters and fingerprints."""
+
+    def put_model(self, model: ModelSpec) -> None:
+        """Stores a model by name; a later one of the same name replaces it for new requests only."""
+        with self.writing() as session:
+            _put(session, ModelRow, model)
+
+    def model(self, name: str) -> ModelSpec:
+        """The stored model of that name."""
+        with self.asking() as session:
+            row = session.get(ModelRow, name)
+            if row is None:
+                raise UnknownNameError("model", name, session.scalars(select(ModelRow.name)))
+            return ModelSpec.from_json(row.spec_json)
+
+    def models(self) -> Sequence[ModelSpec]:
+        """All stored models, by name."""
+        with self.reading() as session:
+            specs = [ModelSpec.from_json(text) for text in session.scalars(select(ModelRow.spec_json))]
+        return sorted(specs, key=lambda spec: spec.name)
+
+    def put_cluster(self, cluster: ClusterSpec) -> None:
+        """Stores a cluster by name; a later one of the same name replaces it for new requests only."""
+        with self.writing() as session:
+            _put(session, ClusterRow, cluster)
+
+    def cluster(self, name: str) -> ClusterSpec:
+        """The stored cluster of that name."""
+        with self.asking() as session:
+            row = session.get(ClusterRow, name)
+            if row is None:
+                raise UnknownNameError("cluster", name, session.scalars(select(ClusterRow.name)))
+            return ClusterSpec.from_json(row.spec_json)
+
+    def clusters(self) -> Sequence[ClusterSpec]:
+        """All stored clusters, by name."""
+        with self.reading() as session:
+            specs = [ClusterSpec.from_json(text) for text in session.scalars(select(ClusterRow.spec_json))]
+        return sorted(specs, key=lambda spec: spec.name)
+
+    def put_fingerprint(self, fingerprint: Fingerprint) -> str:
+        """Stores it once; returns its key."""
+        plain = ("hostname", "device_name", "device_count", "driver", "runtime", "collective_library", "torch")
+        values = {name: getattr(fingerprint, name) for name in plain}
+        values |= {"key": fingerprint.key, "spec_json": fingerprint.to_json(), "stored_at": datetime.now(UTC)}
+        with self.writing() as session:
+            session.execute(insert(session)(FingerprintRow).values(values).on_conflict_do_nothing())
+        return fingerprint.key
+
+    def fingerprint(self, key: str) -> Fingerprint:
+        """The fingerprint of that key."""
+        with self.asking() as session:
+            return Fingerprint.from_json(fingerprint_row(session, key).spec_json)
+
+
+def put_models(session: Session, models: Iterable[ModelSpec]) -> None:
+    """Stores models in the order of their names, in which they are locked until the transaction ends."""
+    for _, model in sorted({model.name: model for model in models}.items()):
+        _put(session, ModelRow, model)
+
+
+def _put(session: Session, table: type[ModelRow] | type[ClusterRow], spec: ModelSpec | ClusterSpec) -> None:
+    """Inserts or replaces in one statement: two processes may store the same name at once."""
+    changing = {"key": spec.key, "spec_json": spec.to_json(), "stored_at": datetime.now(UTC)}
+    new = insert(session)(table).values(name=spec.name, **changing)
+    session.execute(new.on_conflict_do_update(index_elements=["name"], set_=changing))
+
+
+def insert(session: Session) -> Callable[..., postgresql.Insert | sqlite.Insert]:
+    """INSERT with ON CONFLICT, which both databases write alike but SQLAlchemy keeps by dialect."""
+    return postgresql.insert if session.get_bind().dialect.name == "postgresql" else sqlite.insert
