@@ -9,7 +9,7 @@ from uuid import uuid4
 
 from services import PostgresServer
 
-from storage.maintenance import migrate
+from storage.care.maintenance import migrate
 
 KINDS = ("sqlite", "postgresql")
 

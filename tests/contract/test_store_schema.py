@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+import os
+import pwd
 import shutil
 import sqlite3
-import subprocess
-import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -16,50 +16,20 @@ import pytest
 from alembic.autogenerate import compare_metadata
 from alembic.migration import MigrationContext
 from alembic.script import ScriptDirectory
+from processes import run_apart
 from services import PASSWORD, PostgresServer
 from sqlalchemy import Engine, text
 from store_records import CLUSTER, MODEL
 
 from autotune.errors import StoreError, StoreNewerError, StoreReadOnlyError
 from storage import SqlStore, open_store
+from storage.care.backup import backup
 from storage.care.maintenance import check, migrate, stats
 from storage.database.engine import build_engine, locate
 from storage.database.schema import HEAD, REVISIONS, VERSION_TABLE
 from storage.tunings.tables import Base
 
-TESTS = Path(__file__).parents[1]
 MIGRATIONS = Path(__file__).parents[2] / "storage" / "migrations"
-
-
-# Opens a database before it gives its rights up, to have imported all that it needs. To root nothing is read-only.
-AS_NOBODY = """
-import os, pwd, sys, tempfile
-from pathlib import Path
-from autotune.errors import StoreError
-from storage import open_store
-from storage.care.backup import backup
-from store_records import MODEL
-def copy(url):
-    with tempfile.TemporaryDirectory() as directory:
-        return backup(url, Path(directory) / "copy").rows["models"]
-with tempfile.TemporaryDirectory() as directory:
-    open_store(f"sqlite:///{directory}/a.db").close()
-    copy(f"sqlite:///{directory}/a.db")
-if os.geteuid() == 0:
-    nobody = pwd.getpwnam("nobody")
-    os.setgroups([])
-    os.setresgid(*[nobody.pw_gid] * 3)
-    os.setresuid(*[nobody.pw_uid] * 3)
-try:
-    with open_store(sys.argv[2], read_only=sys.argv[1] != "write") as store:
-        if sys.argv[1] == "write":
-            store.put_model(MODEL)
-        elif sys.argv[1] == "backup":
-            print(copy(sys.argv[2]), "of ", end="")
-        print([model.name for model in store.models()])
-except StoreError as error:
-    print(f"{type(error).__name__}: {error}")
-"""
 
 
 @contextmanager
@@ -252,16 +222,41 @@ def test_a_postgres_server_that_only_reads(postgres: PostgresServer) -> None:
         open_store(postgres.url(empty))
 
 
-def as_nobody(work: str, path: Path) -> str:
-    """The answer of a process that permissions hold for."""
-    command = [sys.executable, "-c", AS_NOBODY, work, f"sqlite:///{path}"]
-    done = subprocess.run(command, cwd=TESTS, capture_output=True, text=True, timeout=200, check=True)
-    return done.stdout.strip()
+def as_nobody(work: Callable[[str], str], path: Path) -> str:
+    """What work on a database comes to in a process that permissions hold for: to root nothing is read-only."""
+    return run_apart(do_as_nobody, work, f"sqlite:///{path}")
 
 
-def write_model(path: Path) -> None:
-    with open_store(f"sqlite:///{path}") as store:
+def do_as_nobody(work: Callable[[str], str], url: str) -> str:
+    with tempfile.TemporaryDirectory() as directory:  # to have imported all that it needs
+        trial = f"sqlite:///{directory}/a.db"
+        write(trial)
+        copy(trial)
+    if os.geteuid() == 0:
+        nobody = pwd.getpwnam("nobody")
+        os.setgroups([])
+        os.setresgid(*[nobody.pw_gid] * 3)
+        os.setresuid(*[nobody.pw_uid] * 3)
+    try:
+        return work(url)
+    except StoreError as error:
+        return f"{type(error).__name__}: {error}"
+
+
+def write(url: str) -> str:
+    with open_store(url) as store:
         store.put_model(MODEL)
+    return "written"
+
+
+def read(url: str) -> str:
+    with open_store(url, read_only=True) as store:
+        return str([model.name for model in store.models()])
+
+
+def copy(url: str) -> str:
+    with tempfile.TemporaryDirectory() as directory:
+        return f"{backup(url, Path(directory) / 'copy').rows['models']} of {read(url)}"
 
 
 @pytest.fixture
@@ -279,27 +274,27 @@ def test_a_read_only_file_can_be_read_and_says_that_it_cannot_be_written(
     shelf: Path, directory_mode: int, file_mode: int
 ) -> None:
     path = shelf / "autotune.db"
-    write_model(path)
+    write(f"sqlite:///{path}")
     before = path.read_bytes()
     path.chmod(file_mode)
     shelf.chmod(directory_mode)
-    refusal = as_nobody("write", path)
+    refusal = as_nobody(write, path)
     assert refusal.startswith("StoreReadOnlyError"), refusal
     assert f"{path} cannot be written" in refusal
-    assert as_nobody("read", path) == "['tiny']"
-    assert as_nobody("backup", path) == "1 of ['tiny']"
+    assert as_nobody(read, path) == "['tiny']"
+    assert as_nobody(copy, path) == "1 of ['tiny']"
     assert path.read_bytes() == before
 
 
 def test_a_read_only_directory_without_a_database(shelf: Path) -> None:
     shelf.chmod(0o555)
-    refusal = as_nobody("write", shelf / "new.db")
+    refusal = as_nobody(write, shelf / "new.db")
     assert refusal.startswith("StoreReadOnlyError"), refusal
 
 
 def test_a_file_that_may_not_be_read(shelf: Path) -> None:
     path = shelf / "autotune.db"
-    write_model(path)
+    write(f"sqlite:///{path}")
     path.chmod(0)
-    for work in ("read", "write"):
+    for work in (read, write):
         assert as_nobody(work, path) == f"StoreError: {path} cannot be opened: no access"
