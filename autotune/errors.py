@@ -10,6 +10,7 @@
     ├── StoreError                the database cannot be used
     │   ├── StoreReadOnlyError    ... because it cannot be written
     │   ├── StoreNewerError       ... because a newer release wrote its schema
+    │   ├── StoreOlderError       ... because its schema is of before the first release
     │   └── StoreConflictError    ... because somebody else changed or owns the row
     ├── ProberError               the measuring side cannot work at all (no torch, no device)
     └── ServerError               the API that --server names cannot be reached, or fails
@@ -102,6 +103,10 @@ class StoreReadOnlyError(StoreError):
 
 class StoreNewerError(StoreError):
     """The database's schema was written by a newer release."""
+
+
+class StoreOlderError(StoreError):
+    """The database's schema is older than any release's."""
 
 
 class StoreConflictError(StoreError):

@@ -11,8 +11,6 @@ from typing import Any
 from sqlalchemy import (
     ColumnElement,
     Engine,
-    ForeignKey,
-    Index,
     Row,
     Select,
     delete,
@@ -23,54 +21,25 @@ from sqlalchemy import (
     text,
     update,
 )
-from sqlalchemy.orm import Mapped, Session, mapped_column
+from sqlalchemy.orm import Session
 
 from autotune.errors import InputError
 from storage.care.maintenance import size_bytes
 from storage.care.retention import ENDED, changed, drop_incidents, drop_keys, drop_ranks, drop_reports
-from storage.database.columns import Base, Key, Moment, RowId
+from storage.database.columns import Base
 from storage.database.engine import alone, build_engine, locate, translated
 from storage.fleet.tables import EventRow
 from storage.store import SqlStore, open_store
-from storage.tunings.tables import CollectiveRow, ProbeRow, SampleRow, StepRow, TrialRow, TuningRow
-
-
-class SampleSummaryRow(Base):
-    """A series of a step measurement (storage.tunings.tables.SampleRow) in six figures of its own unit."""
-
-    __tablename__ = "sample_summaries"
-
-    step_measurement_id: Mapped[int] = mapped_column(ForeignKey("step_measurements.id"), primary_key=True)
-    series: Mapped[Key] = mapped_column(primary_key=True)
-    count: Mapped[int]
-    mean: Mapped[float]
-    least: Mapped[float]
-    median: Mapped[float]
-    most: Mapped[float]
-    first: Mapped[float]
-    last: Mapped[float]
-
-
-class CollectiveSummaryRow(Base):
-    """Old readings of one size of a collective in one environment: median time and range, from when to when."""
-
-    __tablename__ = "collective_summaries"
-    __table_args__ = (Index(None, "cluster_key", "fingerprint_key"),)
-
-    id: Mapped[RowId]
-    cluster_key: Mapped[Key]
-    fingerprint_key: Mapped[Key] = mapped_column(ForeignKey("fingerprints.key"))
-    op: Mapped[Key]
-    group_size: Mapped[int]
-    stride: Mapped[int]
-    size_bytes: Mapped[int]
-    count: Mapped[int]
-    time_s: Mapped[float]
-    time_least_s: Mapped[float]
-    time_most_s: Mapped[float]
-    first_at: Mapped[Moment]
-    last_at: Mapped[Moment]
-
+from storage.tunings.tables import (
+    CollectiveRow,
+    CollectiveSummaryRow,
+    ProbeRow,
+    SampleRow,
+    SampleSummaryRow,
+    StepRow,
+    TrialRow,
+    TuningRow,
+)
 
 # ----------------------------------------------------------------------------------------------------
 # Retention: raw samples of a stated age become summaries. Figures and verdicts that were made of them never change.

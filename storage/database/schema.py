@@ -6,12 +6,15 @@ from pathlib import Path
 
 from sqlalchemy import Connection, Engine, inspect, text
 
-from autotune.errors import StoreError, StoreNewerError, StoreReadOnlyError
+from autotune.errors import StoreError, StoreNewerError, StoreOlderError, StoreReadOnlyError
 from storage.database.engine import Location, use_wal, writer
 
-# Oldest first; a test compares them with the migrations.
-REVISIONS = ("0001", "0002", "0003", "0004", "0005", "0006", "0007")
+MIGRATIONS = Path(__file__).parents[1] / "migrations"
+# Oldest first, by the names of their files. The first, the baseline, makes all tables.
+REVISIONS = tuple(sorted(path.name[1:5] for path in (MIGRATIONS / "versions").glob("v*.py")))
 HEAD = REVISIONS[-1]
+LAST_WITH_OLDER = "99024a8"
+"""The last commit that migrates what the baseline replaced."""
 VERSION_TABLE = "autotune_schema"  # Optuna's storage owns `alembic_version`
 ADVISORY_LOCK = 0x6175746F  # "auto": one migration at a time on a PostgreSQL server
 
@@ -25,19 +28,25 @@ def stored_revision(connection: Connection) -> str | None:
 
 
 def require_known(revision: str | None, location: Location) -> None:
-    """Raises StoreNewerError for a version that this release does not know."""
-    if revision is not None and revision not in REVISIONS:
-        raise StoreNewerError(
-            f"{location.name} has schema version {revision!r}, written by a newer release; "
-            f"this one knows up to {HEAD!r}: upgrade autotune or use another database"
+    """Raises StoreNewerError or StoreOlderError for a version that this release does not know."""
+    if revision is None or revision in REVISIONS:
+        return
+    if revision < REVISIONS[0]:
+        raise StoreOlderError(
+            f"{location.name} has schema version {revision!r}, of before the first release; this one reads from "
+            f"{REVISIONS[0]!r} on: run `autotune db migrate` of commit {LAST_WITH_OLDER}, or use another database"
         )
+    raise StoreNewerError(
+        f"{location.name} has schema version {revision!r}, written by a newer release; "
+        f"this one knows up to {HEAD!r}: upgrade autotune or use another database"
+    )
 
 
 def require_current(engine: Engine, location: Location) -> None:
     """What a store that only reads needs: exactly our version. Writes nothing.
 
     Raises:
-        StoreNewerError: a newer release wrote the schema.
+        StoreNewerError, StoreOlderError: this release does not know the schema.
         StoreError: the schema is older, or there is none.
     """
     with engine.connect() as connection:
@@ -56,7 +65,7 @@ def bring_up_to_date(engine: Engine, location: Location, target: str = HEAD) -> 
     an advisory lock) and then finds nothing to do. The write lock also proves that the database can be written.
 
     Raises:
-        StoreNewerError: a newer release wrote the schema.
+        StoreNewerError, StoreOlderError: this release does not know the schema.
         StoreReadOnlyError: the database cannot be written.
     """
     with engine.connect() as connection:
@@ -91,6 +100,6 @@ def _upgrade(connection: Connection, target: str) -> None:
     from alembic.config import Config
 
     config = Config()
-    config.set_main_option("script_location", str(Path(__file__).parents[1] / "migrations").replace("%", "%%"))
+    config.set_main_option("script_location", str(MIGRATIONS).replace("%", "%%"))
     config.attributes["connection"] = connection
     command.upgrade(config, target)

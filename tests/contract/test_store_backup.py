@@ -10,7 +10,6 @@ from pathlib import Path
 import optuna
 import pytest
 from databases import KINDS, Databases
-from schemas import REVISIONS_WITH_DATA, make_database
 from sqlalchemy import text
 from store_records import (
     CLUSTER,
@@ -77,7 +76,7 @@ def ask_optuna(url: str) -> int:
         return asked.number
     finally:
         storage.remove_session()
-        storage.database.engine.dispose()
+        storage.engine.dispose()
 
 
 def content(url: str) -> dict[str, int]:
@@ -255,17 +254,3 @@ def test_a_newer_backup_or_database_is_left_alone(target: str, small: Path) -> N
     for overwrite in (False, True):
         with pytest.raises(StoreNewerError, match="'9999'"):
             restore(target, small, overwrite=overwrite)
-
-
-@pytest.mark.parametrize("revision", REVISIONS_WITH_DATA)
-def test_an_older_database_is_backed_up_as_it_is_and_migrated_when_restored(
-    empty_url: str, tmp_path: Path, revision: str
-) -> None:
-    make_database(empty_url, revision)
-    target = f"sqlite:///{tmp_path / 'restored.db'}"
-    assert backup(empty_url, tmp_path / "old").schema == revision
-    assert restore(target, tmp_path / "old").schema == HEAD
-    with open_store(target) as store:
-        assert store.model("tiny") == MODEL
-        assert [item.reading for item in store.trials("first-release")] == [step_reading(), None]
-    assert check(target).sound

@@ -23,10 +23,10 @@ from store_records import (
 from autotune.errors import InputError, StoreError
 from autotune.specs import ProbeOutcome, TuningState
 from storage import SqlStore, open_store
-from storage.care.compaction import CollectiveSummaryRow, SampleSummaryRow, compact
+from storage.care.compaction import compact
 from storage.care.maintenance import check, stats
 from storage.fleet.tables import EventRow
-from storage.tunings.tables import ProbeRow, TrialRow, TuningRow
+from storage.tunings.tables import CollectiveSummaryRow, ProbeRow, SampleSummaryRow, TrialRow, TuningRow
 
 NOW = datetime(2026, 11, 1, tzinfo=UTC)
 OLD, YOUNG = NOW - timedelta(days=91), NOW - timedelta(days=89)

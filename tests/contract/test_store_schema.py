@@ -26,10 +26,8 @@ from storage import SqlStore, open_store
 from storage.care.backup import backup
 from storage.care.maintenance import check, migrate, stats
 from storage.database.engine import build_engine, locate
-from storage.database.schema import HEAD, REVISIONS, VERSION_TABLE
+from storage.database.schema import HEAD, MIGRATIONS, REVISIONS, VERSION_TABLE
 from storage.tunings.tables import Base
-
-MIGRATIONS = Path(__file__).parents[2] / "storage" / "migrations"
 
 
 @contextmanager
@@ -52,12 +50,12 @@ def execute(engine: Engine, *statements: str) -> None:
             connection.exec_driver_sql(statement)
 
 
-def test_the_known_revisions_are_the_migrations() -> None:
+def test_the_known_revisions_are_one_line_of_migrations() -> None:
     scripts = ScriptDirectory(str(MIGRATIONS)).walk_revisions()
     assert tuple(script.revision for script in scripts)[::-1] == REVISIONS
 
 
-def test_migrations_lead_to_exactly_the_tables_of_the_code(store: SqlStore) -> None:
+def test_the_baseline_makes_exactly_the_tables_of_the_code(store: SqlStore) -> None:
     def ours(_object: object, name: str | None, kind: str, _reflected: bool, _other: object) -> bool:
         return not (kind == "table" and name == VERSION_TABLE)
 
@@ -123,7 +121,7 @@ def studies(url: str) -> Iterator[optuna.storages.RDBStorage]:
     storage = optuna.storages.RDBStorage(url)
     yield storage
     storage.remove_session()
-    storage.database.engine.dispose()
+    storage.engine.dispose()
 
 
 @pytest.mark.parametrize("ours_first", [True, False])
