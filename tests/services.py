@@ -49,7 +49,7 @@ class PostgresServer:
     def create_database(self, template: str = "template1") -> str:
         """A new database, empty or a copy of one that nobody is connected to; returns its name."""
         name = f"test_{uuid4().hex}"
-        self.execute(f"CREATE DATABASE {name} TEMPLATE {template} STRATEGY FILE_COPY")
+        self.execute(f"CREATE DATABASE {name} TEMPLATE {template}")
         return name
 
 

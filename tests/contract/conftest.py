@@ -19,13 +19,13 @@ def kind(request: pytest.FixtureRequest) -> str:
 
 @pytest.fixture
 def url(kind: str, databases: Databases, tmp_path: Path) -> str:
-    """A database of its own, with our tables and no row in them."""
-    return databases.filled(kind, tmp_path)
+    """A database with our tables and no row in them."""
+    return databases.ours(kind, tmp_path)
 
 
 @pytest.fixture
 def empty_url(kind: str, databases: Databases, tmp_path: Path) -> str:
-    """A database of its own without tables. On SQLite there is no file yet."""
+    """A new database without tables. On SQLite there is no file yet."""
     return databases.empty(kind, tmp_path)
 
 

@@ -113,7 +113,7 @@ def saved(filled_url: str, tmp_path: Path) -> Path:
 @pytest.fixture
 def small(databases: Databases, tmp_path: Path) -> Path:
     """A backup of a SQLite database with a model."""
-    source = databases.filled("sqlite", tmp_path)
+    source = databases.ours("sqlite", tmp_path)
     with open_store(source) as store:
         store.put_model(MODEL)
     path = tmp_path / "small.backup"
