@@ -95,7 +95,7 @@ def open_fleet(settings: Settings, store: SqlStore) -> FleetService:
     """The service of a fleet over a store and the settings' broker. Close it; the store stays open."""
     from autotune.fleet.service import FleetService
 
-    return FleetService(store, open_queue(settings), merge_reports)
+    return FleetService(store, open_queue(settings), merge_reports, settings.times)
 
 
 def merge_reports(job: Job) -> Ending:

@@ -57,8 +57,8 @@ def _guarded(task: TaskName, act: Action) -> Callable[..., None]:
 # ----------------------------------------------------------------------------------------------------
 # What a worker's tasks work with, as they see it; autotune.wiring opens it.
 
-# Sweeps closer together than this do nothing more. Many wait when all tuners were away for a while.
-_SWEEP_APART_S = 2.0
+# Of the time between two sweeps. Closer together they do nothing more: many wait when all tuners were away for a while.
+_SWEEPS_APART = 0.4
 
 
 class Fleet(Protocol):
@@ -103,6 +103,7 @@ class TunerHandlers:
 
     Args:
         fleet: the service.
+        sweep_every_s: how often sweeps are asked for.
         check_on: moves the checks of best-known plans on, and sends alerts; called with every sweep.
         go_on: moves on the check that a job measured for.
         begin_checks: begins a night's checks within a budget of GPU-seconds.
@@ -111,11 +112,14 @@ class TunerHandlers:
     def __init__(
         self,
         fleet: Fleet,
+        *,
+        sweep_every_s: float,
         check_on: Callable[[], object],
         go_on: Callable[[str], object],
         begin_checks: Callable[[float | None], object],
     ) -> None:
         self._fleet, self._check_on, self._go_on, self._begin_checks = fleet, check_on, go_on, begin_checks
+        self._sweep_apart_s = _SWEEPS_APART * sweep_every_s
         self._swept_at_s: float | None = None
 
     def canary(self, _: str) -> None:
@@ -132,7 +136,7 @@ class TunerHandlers:
     def sweep(self) -> None:
         """Sends again what is due, unless this process did a moment ago."""
         now = time.monotonic()
-        if self._swept_at_s is None or now - self._swept_at_s > _SWEEP_APART_S:
+        if self._swept_at_s is None or now - self._swept_at_s > self._sweep_apart_s:
             self._swept_at_s = now
             self._fleet.sweep()
             self._check_on()

@@ -8,7 +8,6 @@ import time
 from typing import TYPE_CHECKING
 
 from autotune.errors import AutotuneError, StoreError
-from autotune.ports.fleet import LEASE_S
 from autotune.specs import FailureKind, Job, JobState, MemberOrder, MemberReport, ProbeProgress
 from autotune.wiring import share_of
 
@@ -16,6 +15,7 @@ if TYPE_CHECKING:
     from types import TracebackType
 
     from autotune.ports.fleet import FleetStore
+    from autotune.settings import FleetTimes
     from workers.handlers import Fleet, Ranks
     from workers.watchdog import Heartbeat
 
@@ -27,7 +27,6 @@ if TYPE_CHECKING:
 # goes on under the last order, and the lease is renewed when the database answers again, if nobody has taken it.
 
 log = logging.getLogger("autotune.node")
-_EVERY_S = 1.0
 _STOPPED = MemberOrder(go_on=False, failure=FailureKind.LOST, reason="the node's worker was shut down")
 
 
@@ -40,10 +39,14 @@ class Renewal:
         node: the member's node.
         session: the worker's.
         heartbeat: beaten each time that the order is asked for; says when the worker shuts down.
+        times: of the lease.
     """
 
-    def __init__(self, store: FleetStore, job: Job, *, node: str, session: str, heartbeat: Heartbeat) -> None:
+    def __init__(
+        self, store: FleetStore, job: Job, *, node: str, session: str, heartbeat: Heartbeat, times: FleetTimes
+    ) -> None:
         self._store, self._job, self._node, self._session, self._heartbeat = store, job, node, session, heartbeat
+        self._times = times
         self._order = MemberOrder(go_on=True, endpoint=job.endpoint)
         self._progress: ProbeProgress | None = None
         self._endpoint: str | None = None
@@ -74,7 +77,7 @@ class Renewal:
     def _renew_until_closed(self) -> None:
         while not self._closed.is_set():
             self._renew()
-            self._wake.wait(_EVERY_S)
+            self._wake.wait(self._times.renew_every_s)
             self._wake.clear()
 
     def _renew(self) -> None:
@@ -85,7 +88,7 @@ class Renewal:
                 self._job.token,
                 self._node,
                 self._session,
-                lease_s=LEASE_S,
+                lease_s=self._times.lease_s,
                 progress=progress,
                 endpoint=endpoint,
             )
@@ -130,12 +133,21 @@ class NodeHandlers:
         fleet: ends jobs and grants them.
         ranks: of this node.
         heartbeat: beaten while a job goes on.
+        times: of leases.
     """
 
     def __init__(
-        self, *, name: str, session: str, store: FleetStore, fleet: Fleet, ranks: Ranks, heartbeat: Heartbeat
+        self,
+        *,
+        name: str,
+        session: str,
+        store: FleetStore,
+        fleet: Fleet,
+        ranks: Ranks,
+        heartbeat: Heartbeat,
+        times: FleetTimes,
     ) -> None:
-        self._name, self._session = name, session
+        self._name, self._session, self._times = name, session, times
         self._store, self._fleet, self._ranks, self._heartbeat = store, fleet, ranks, heartbeat
 
     def canary(self, session: str) -> None:
@@ -150,7 +162,7 @@ class NodeHandlers:
 
     def run(self, job_id: str, token: int) -> None:
         """Runs this node's share of a job, unless the delivery is late, doubled or for an older session."""
-        job = self._store.start_member(job_id, token, self._name, self._session, lease_s=LEASE_S)
+        job = self._store.start_member(job_id, token, self._name, self._session, lease_s=self._times.lease_s)
         if job is None:
             log.info("job %s: delivery under token %d dropped, it is not to be started", job_id, token)
             report = _ABANDONED
@@ -181,7 +193,9 @@ class NodeHandlers:
             log.info("node %s: signed off", self._name)
 
     def _measure(self, job: Job) -> MemberReport:
-        renewal = Renewal(self._store, job, node=self._name, session=self._session, heartbeat=self._heartbeat)
+        renewal = Renewal(
+            self._store, job, node=self._name, session=self._session, heartbeat=self._heartbeat, times=self._times
+        )
         with renewal:
             report = self._ranks.run(
                 share_of(job, self._name),

@@ -74,6 +74,7 @@ def run_worker(
     send_canary: Callable[[], bool],
     keeps_name: Callable[[], bool],
     patience_s: float,
+    quiet_after_s: float,
 ) -> int:
     """Consumes until SIGTERM (ends what runs within seconds), SIGINT or eviction; returns the exit status.
 
@@ -97,7 +98,7 @@ def run_worker(
     signals.celeryd_after_setup.connect(_silence_announcements, weak=False)
     signals.worker_shutting_down.connect(stop, weak=False)
     signals.worker_process_shutdown.connect(leave, weak=False)
-    Watchdog(heartbeat, send_canary, keeps_name, patience_s=patience_s).start()
+    Watchdog(heartbeat, send_canary, keeps_name, patience_s=patience_s, quiet_after_s=quiet_after_s).start()
     worker = app.Worker(
         hostname=f"{name}@{socket.gethostname()}",
         pool="prefork",

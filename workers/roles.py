@@ -56,6 +56,7 @@ def run_node(settings: Settings, options: NodeOptions, *, patience_s: float) -> 
         send_canary=lambda: queue.canary(node.name, node.session),
         keeps_name=lambda: _keeps_name(settings, node),
         patience_s=patience_s,
+        quiet_after_s=settings.times.quiet_after_s,
     )
     if heartbeat.evicted:
         raise InputError("--name", node.name, "another worker has registered as this node: give each its own name")
@@ -87,6 +88,7 @@ def _node_handlers(settings: Settings, options: NodeOptions, node: Node, heartbe
         fleet=wiring.open_fleet(settings, store),
         ranks=wiring.open_ranks(settings, address=options.address, interface=options.interface),
         heartbeat=heartbeat,
+        times=settings.times,
     )
 
 
@@ -116,6 +118,7 @@ def run_tuner(settings: Settings, *, name: str | None, concurrency: int, patienc
         send_canary=lambda: queue.canary(own, own),
         keeps_name=lambda: True,
         patience_s=patience_s,
+        quiet_after_s=settings.times.quiet_after_s,
     )
 
 
@@ -136,6 +139,7 @@ def _tuner_handlers(settings: Settings) -> TunerHandlers:
     fleet = wiring.open_fleet(settings, store)
     return TunerHandlers(
         fleet,
+        sweep_every_s=settings.times.sweep_every_s,
         check_on=wiring.regression_sweep(settings, store, fleet),
         go_on=wiring.regression_step(settings, store, fleet),
         begin_checks=lambda budget_gpu_s: wiring.begin_regression(settings, store, budget_gpu_s=budget_gpu_s),

@@ -29,9 +29,6 @@ from autotune.tuning.lifecycle import Facts, NextStep, StepKind, next_step
 from autotune.tuning.planner import PROBE_DEADLINE_S, Planner
 from autotune.tuning.trial_run import step_request, trial_deadline_s
 
-CLAIM_S = 30.0
-"""How long a tuner may be silent within one step before another takes the tuning over."""
-
 OTHER_ENVIRONMENT = "has another environment than the one that this tuning began in"
 
 
@@ -59,10 +56,11 @@ class FleetCampaign:
         store: where everything is kept.
         tuning_id: which.
         owner: who claims it; different each time, so that nobody is taken for somebody who was here before.
+        claim_s: how long it may be silent within one step before another tuner takes the tuning over.
     """
 
-    def __init__(self, store: FleetStore, tuning_id: str, owner: str) -> None:
-        self._store, self._tuning_id, self._owner = store, tuning_id, owner
+    def __init__(self, store: FleetStore, tuning_id: str, owner: str, *, claim_s: float) -> None:
+        self._store, self._tuning_id, self._owner, self._claim_s = store, tuning_id, owner, claim_s
         self._planner: Planner | None = None
 
     def close(self) -> None:
@@ -78,12 +76,15 @@ class FleetCampaign:
             StoreConflictError: the tuning was cancelled or taken over meanwhile; nothing was started after that.
         """
         dispatched = False
-        while (tuning := self._store.claim_tuning(self._tuning_id, self._owner, lease_s=CLAIM_S)) is not None:
+        while (tuning := self._claim()) is not None:
             step = self._next(tuning)
             if step.kind in {StepKind.WAIT, StepKind.NOTHING}:
                 break
             dispatched |= step.kind in {StepKind.PROBE, StepKind.TRIAL, StepKind.CONFIRM}
         return dispatched
+
+    def _claim(self) -> Tuning | None:
+        return self._store.claim_tuning(self._tuning_id, self._owner, lease_s=self._claim_s)
 
     def _next(self, tuning: Tuning) -> NextStep:
         """Takes one step and returns it."""

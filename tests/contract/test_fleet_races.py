@@ -283,7 +283,8 @@ def test_nobody_waits_in_a_circle_and_no_node_is_held_twice(store: SqlStore) -> 
 
 def test_a_connection_lost_in_mid_transaction_is_an_error_and_writes_nothing(postgres: PostgresServer) -> None:
     name = postgres.create_database()
-    cut = f"SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE datname = '{name}' AND pid <> pg_backend_pid()"
+    others = f"datname = '{name}' AND pid <> pg_backend_pid()"
+    cut = f"SELECT pg_terminate_backend(pid, 10000) FROM pg_stat_activity WHERE {others}"  # and waits for that
 
     def write_and_lose(store: SqlStore) -> None:
         with store.writing() as session:

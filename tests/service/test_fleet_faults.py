@@ -16,6 +16,7 @@ from sqlalchemy import select
 from autotune.errors import InputError, StoreConflictError, UnknownNameError
 from autotune.fleet.health import health_requests
 from autotune.fleet.service import submission_of
+from autotune.settings import FleetTimes
 from autotune.specs import (
     Budget,
     ClusterSpec,
@@ -244,10 +245,10 @@ def test_a_node_that_is_taken_out_by_hand_waits_for_a_hand(world: World) -> None
 
 
 def test_a_node_that_does_not_answer_is_lost_and_its_job_done_elsewhere(
-    world: World, monkeypatch: pytest.MonkeyPatch
+    store: SqlStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("autotune.fleet.scheduling.START_LEASE_S", 0.0)
-    monkeypatch.setattr("autotune.fleet.sweeping.UNSENT_AFTER_S", 3600.0)
+    world = World(store, pool_cluster(nodes=2, gpus_per_node=2), times=FleetTimes(unsent_after_s=3600.0))
     world.join("a", "b")
     act = world.act
     world.act = lambda kind, *ids: None if ids[0] == "a" else act(kind, *ids)  # type: ignore[method-assign]

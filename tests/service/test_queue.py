@@ -72,7 +72,11 @@ def test_new_tunings_of_a_moment_are_one_message_which_a_tuner_splits(
     assert queue.backlog() == 1
     with open_store(f"sqlite:///{tmp_path / 'fleet.db'}") as store:
         handlers = TunerHandlers(
-            FleetService(store, queue, merge_reports), lambda: None, lambda _: None, lambda _: None
+            FleetService(store, queue, merge_reports),
+            sweep_every_s=5.0,
+            check_on=lambda: None,
+            go_on=lambda _: None,
+            begin_checks=lambda _: None,
         )
         handlers.advance("one", "two", "three")
     assert messages(own_broker, TUNER_QUEUE)[1:] == [["one"], ["two"], ["three"]]

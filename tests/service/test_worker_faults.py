@@ -118,8 +118,10 @@ def test_a_worker_whose_watch_is_stuck_starts_itself_again(tmp_path: Path) -> No
         if mark.exists():
             sys.exit("the second start")
         mark.touch()
-        workers.watchdog._QUIET_S, workers.watchdog._STUCK_LOOK_S = -1.0, 0.01
-        workers.watchdog.Watch(Heartbeat(), threading.Event().wait, lambda: True, patience_s=60.0).start()
+        workers.watchdog._STUCK_LOOK_S = 0.01
+        workers.watchdog.Watchdog(
+            Heartbeat(), threading.Event().wait, lambda: True, patience_s=60.0, quiet_after_s=-1.0
+        ).start()
         time.sleep(60)
     """
     ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False)
