@@ -13,14 +13,15 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Collection
 
     from autotune.fleet.finishing import Ending
+    from autotune.fleet.local import LocalFleet, OnProgress
+    from autotune.fleet.node import Heartbeat, NodeHandlers
     from autotune.fleet.service import FleetService
     from autotune.ports.store import Prober
     from autotune.queue.sending import CeleryQueue
     from autotune.regression.selection import Selection
-    from autotune.specs import ClusterSpec, Job
-    from autotune.tuning.service import TuningService
+    from autotune.specs import ClusterSpec, Job, Node
     from probes.inventory import NodeInventory
-    from probes.launch import NodeRanks, WorldShare
+    from probes.launch import WorldShare
     from storage import SqlStore
 
 
@@ -76,11 +77,21 @@ def open_prober(cluster: ClusterSpec) -> Prober:
     return LocalProber(cluster, log_dir=read_settings().log_dir)
 
 
-def open_service(store: SqlStore) -> TuningService:
-    """The service over a store and this machine's prober."""
-    from autotune.tuning.service import TuningService
+def open_local(
+    store: SqlStore, cluster: ClusterSpec, on_progress: OnProgress = lambda request, progress: None
+) -> LocalFleet:
+    """This machine as a fleet of one, for a cluster that describes it: else it raises InputError when it is to measure.
 
-    return TuningService(store, open_prober)
+    Close it; the store stays open.
+    """
+    from autotune.fleet.local import LocalFleet
+    from probes.launch import NodeRanks
+
+    def open_ranks() -> NodeRanks:
+        require_local(cluster)
+        return NodeRanks(log_root=read_settings().log_dir)
+
+    return LocalFleet(store, cluster, open_ranks, merge=merge_reports, share_of=share_of, on_progress=on_progress)
 
 
 def open_queue(settings: Settings) -> CeleryQueue:
@@ -101,9 +112,11 @@ def open_fleet(settings: Settings, store: SqlStore) -> FleetService:
 def merge_reports(job: Job) -> Ending:
     """What the reports of a job's members amount to."""
     from autotune.fleet.finishing import Ending
+    from autotune.specs.fleet import LOCAL
     from probes.launch.merging import blamed_node, merged_outcome
 
-    outcome = merged_outcome(job.request, job.cluster, job.members)
+    own = job.pool.startswith(LOCAL)  # there it goes without saying
+    outcome = merged_outcome(job.request, job.cluster, job.members, named=not own)
     return Ending(outcome=outcome, blamed=blamed_node(job.members))
 
 
@@ -150,11 +163,22 @@ def regression_step(settings: Settings, store: SqlStore, fleet: FleetService) ->
     return step
 
 
-def open_ranks(settings: Settings, *, address: str, interface: str) -> NodeRanks:
-    """The ranks of this node, none of them started yet."""
+def open_node(settings: Settings, node: Node, interface: str, heartbeat: Heartbeat) -> NodeHandlers:
+    """What a worker does as that node; none of its ranks is started yet. Close it."""
+    from autotune.fleet.node import NodeHandlers
     from probes.launch import NodeRanks
 
-    return NodeRanks(log_root=settings.log_dir, address=address, interface=interface)
+    store = open_store(settings.database_url)
+    return NodeHandlers(
+        name=node.name,
+        session=node.session,
+        store=store,
+        fleet=open_fleet(settings, store),
+        ranks=NodeRanks(log_root=settings.log_dir, address=node.address, interface=interface),
+        share_of=share_of,
+        heartbeat=heartbeat,
+        times=settings.times,
+    )
 
 
 def share_of(job: Job, node: str) -> WorldShare:

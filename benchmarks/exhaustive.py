@@ -18,6 +18,7 @@ import random
 import sys
 import tempfile
 import time
+from contextlib import closing
 from pathlib import Path
 
 import numpy as np
@@ -27,7 +28,8 @@ from autotune.cli.inputs import read_workload
 from autotune.search.space import Runtime, legal_plans
 from autotune.specs import Budget, ClusterSpec, ModelSpec, Plan, StepReading, StepRequest, Workload
 from autotune.tuning.report import tuning_data
-from autotune.tuning.service import TuningService
+from autotune.tuning.request import submit, tuning_of
+from autotune.wiring import open_local
 from probes.discover import discover
 from probes.launch import LocalProber
 from storage import open_store
@@ -86,10 +88,10 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         bench = Bench(model, cluster, workload, Path(folder))
         store = open_store(f"sqlite:///{folder}/bench.db")
-        service = TuningService(store, lambda wanted: LocalProber(wanted, log_dir=Path(folder)))
         started = time.monotonic()
-        tuning = service.submit(model, cluster, workload, budget=Budget(max_trials=options.max_trials))
-        ended = service.run(tuning.id, lambda event: None)
+        tuning = submit(store, tuning_of(model, cluster, workload, budget=Budget(max_trials=options.max_trials)))
+        with closing(open_local(store, cluster)) as fleet:
+            ended = fleet.run(tuning.id)
         tune_s = time.monotonic() - started
         data = tuning_data(ended, store.trials(tuning.id))
         winner = Plan.from_data(data["best"]["plan"])

@@ -29,8 +29,9 @@ from load import Answered, Asked, ask_all, percentile_s, submission  # noqa: E40
 from private_fleet import private_fleet  # noqa: E402
 
 from autotune.fleet.keys import create_key  # noqa: E402
+from autotune.fleet.scheduling import schedule  # noqa: E402
 from autotune.specs import Job, JobPurpose, JobState  # noqa: E402
-from storage.fleet.rows import job_row  # noqa: E402
+from storage.fleet.jobs import job_row  # noqa: E402
 
 CLIENTS, DISTINCT, TIMES, USERS = 50, 200, 5, 10
 ALONE, GRANTS = 100, 5
@@ -94,7 +95,7 @@ class LoadRun:
         ]  # fmt: skip
         with store.writing() as session:  # as create_job would, but in one transaction
             session.add_all(map(job_row, jobs))
-        self._crew.queue.schedule(POOL)
+        schedule(store, self._crew.queue, POOL)
         return store.counts().jobs[JobState.QUEUED.value]
 
     def _check(self, answers: Sequence[Answered]) -> None:

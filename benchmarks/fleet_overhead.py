@@ -3,8 +3,8 @@
 A tuning of the smallest model on two nodes of one CPU rank each. Of each of its trials: queue (from the creation of its
 job to the grant of its nodes), start (to the last node that began), ranks (until the warm ranks had the request), build
 (groups and model: then the first step starts), steps, and end (from there until the job has ended: reports, merging,
-storing). Then the same plans one after another through a cold torchrun each. Utilisation is the share of the wall time
-from the first trial's creation to the last one's end in which ranks took steps. Prints JSON.
+storing). Then the same plans one after another on fresh ranks each. Utilisation is the share of the wall time from the
+first trial's creation to the last one's end in which ranks took steps. Prints JSON.
 """
 
 from __future__ import annotations
@@ -112,7 +112,7 @@ def fleet_figures(jobs: Sequence[Job], found: Sequence[Phases]) -> dict[str, obj
 
 
 def cold_figures(requests: Sequence[StepRequest]) -> dict[str, object]:
-    """The same plans, each by a torchrun of its own, without any service around it."""
+    """The same plans, each on fresh ranks of its own, without any service around them."""
     data = pool_cluster(1).to_data() | {"gpus_per_node": 2}
     first_step_s, steps_s = [], []
     with (

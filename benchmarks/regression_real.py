@@ -20,10 +20,12 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from autotune.catalog import smallest
+from autotune.fleet.local import LocalFleet
 from autotune.regression.local import LocalRegression
 from autotune.specs import BestEntry, ClusterSpec, DType, Plan, Workload
 from autotune.specs.regression import Check
-from probes.launch import LocalProber, Placement
+from autotune.wiring import merge_reports, share_of
+from probes.launch import NodeRanks, Placement
 from storage import open_store
 
 FAST, HALVED = "200mbit", "100mbit"
@@ -61,13 +63,12 @@ SLOWER_STEP = textwrap.dedent(
 )
 
 
-def entry(nodes: int) -> BestEntry:
-    """A small model, data parallel on two CPU ranks: of one node, or of two."""
+def entry() -> BestEntry:
+    """A small model, data parallel on two CPU ranks."""
     device = {"name": "cpu-rank", "kind": "cpu", "memory_bytes": 1 << 30}
-    data = {"name": "box", "nodes": nodes, "gpus_per_node": 2 // nodes, "device": device}
-    links = {"intra": {"name": "loopback"}, "inter": {"name": "wire"} if nodes > 1 else None}
+    data = {"name": "box", "nodes": 1, "gpus_per_node": 2, "device": device, "intra": {"name": "loopback"}}
     return BestEntry(
-        model=smallest(), parameters=1.0, cluster=ClusterSpec.from_data(data | links), plan=Plan(dp=2),
+        model=smallest(), parameters=1.0, cluster=ClusterSpec.from_data(data), plan=Plan(dp=2),
         workload=Workload(seq_len=128, global_batch=8, dtype=DType.FP32), tokens_per_s_per_gpu=2000.0,
         interval=(1900.0, 2100.0), repeats=1, peak_bytes=None, measured_at=datetime.now(UTC),
     )  # fmt: skip
@@ -133,10 +134,14 @@ class Trial:
 
     def night(self, placements: Sequence[Placement], label: str) -> Check:
         """One check; prints what it found."""
-        regression = LocalRegression(
-            self.store,
-            lambda cluster: LocalProber(cluster, log_dir=self.folder / "logs", ranks=2, placements=placements),
-        )
+
+        def ranks() -> NodeRanks:
+            return NodeRanks(log_root=self.folder / "logs", placements=placements)
+
+        def fleet(cluster: ClusterSpec) -> LocalFleet:
+            return LocalFleet(self.store, cluster, ranks, merge=merge_reports, share_of=share_of)
+
+        regression = LocalRegression(self.store, fleet)
         check = regression.run([self.entry], retune=False).checks[0]
         result = check.result
         assert result is not None
@@ -154,7 +159,7 @@ class Trial:
 
 def run(name: str, folder: Path) -> None:
     """One kind of trouble."""
-    trial = Trial(folder, entry(2 if name == "link" else 1))
+    trial = Trial(folder, entry())
     if name == "link":
         with wire(FAST) as placements:
             trial.night(placements, f"link at {FAST}")

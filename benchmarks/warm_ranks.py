@@ -1,8 +1,8 @@
-"""What a trial's set-up costs on warm ranks and through a cold torchrun, at 4 and 8 CPU ranks. Prints JSON.
+"""What a trial's set-up costs on warm ranks and on fresh ones, at 4 and 8 CPU ranks. Prints JSON.
 
 Set-up is the time from the request to the start of the first training step, as the launcher sees it: on warm ranks the
-groups and the model, cold also torchrun, the interpreters, torch and the default group. The warm ranks' own start,
-which is paid once a tuning, is given beside it.
+groups and the model, cold also the interpreters, torch and the default group. The warm ranks' own start, which is paid
+once a tuning, is given beside it.
 """
 
 from __future__ import annotations

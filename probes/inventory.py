@@ -22,7 +22,7 @@ _OMP = "OMP_NUM_THREADS"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Nic:
-    """One network interface. `bytes_per_s` is what the driver tells of its link; None where it tells nothing."""
+    """One network interface. `bytes_per_s` is what the driver reports for its link; None where it reports nothing."""
 
     name: str
     bytes_per_s: float | None

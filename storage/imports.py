@@ -1,4 +1,4 @@
-"""The tables of what was measured elsewhere: files, runs and collective readings, each row under its source."""
+"""What was measured elsewhere, kept by source: it comes back only when it is asked for by that name."""
 
 from __future__ import annotations
 
@@ -90,9 +90,6 @@ class ImportedReadingRow(Base):
     algbw_bytes_per_s: Mapped[float]
     busbw_bytes_per_s: Mapped[float]
 
-
-# ----------------------------------------------------------------------------------------------------
-# What was measured elsewhere, kept by source: it comes back only when it is asked for by that name.
 
 BATCH_COLUMNS = tuple(ImportBatch.model_fields)
 PEAKS = ("steps", "peak_reserved_bytes", "peak_allocated_bytes")

@@ -1,4 +1,4 @@
-"""The table of best-known plans, and the documents that its rows share."""
+"""Best-known plans: kept as history, asked for exactly or by nearness; and the documents that their rows share."""
 
 from __future__ import annotations
 
@@ -22,7 +22,6 @@ from sqlalchemy import (
     union_all,
     update,
 )
-from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.orm import InstrumentedAttribute, Mapped, Session, aliased, mapped_column
 
 from autotune.errors import UnknownNameError
@@ -38,7 +37,8 @@ from autotune.specs import (
     Workload,
 )
 from storage.database.columns import Base, Free, Key, Moment, RowId, UtcDateTime
-from storage.database.session import NAMES_SHOWN, SessionStore, fingerprint_row
+from storage.database.session import NAMES_SHOWN, SessionStore, upsert
+from storage.tunings.named import fingerprint_row
 from storage.tunings.tables import ProbeRow, StepRow, TrialRow
 
 CURRENT = text("superseded_at IS NULL")
@@ -111,9 +111,6 @@ class BestRow(Base):
     measured_at: Mapped[Moment]
     superseded_at: Mapped[datetime | None] = mapped_column(UtcDateTime)
 
-
-# ----------------------------------------------------------------------------------------------------
-# Best-known plans: kept as history, asked for exactly or by nearness.
 
 PLAIN = (
     "id", "parameters", "tokens_per_s_per_gpu", "repeats", "peak_bytes", "memory_source", "reason", "source",
@@ -324,9 +321,8 @@ def _documents(session: Session, entry: BestEntry) -> dict[str, str]:
     """Stores the entry's specs where they are new; their digests by column."""
     specs: dict[str, Spec] = {"model": entry.model, "cluster": entry.cluster, "workload": entry.workload}
     digests = {}
-    dialect = postgresql if session.get_bind().dialect.name == "postgresql" else sqlite
     for name, spec in specs.items():
-        new = dialect.insert(DocumentRow).values(digest=spec.digest(), spec_json=spec.to_json())
+        new = upsert(session)(DocumentRow).values(digest=spec.digest(), spec_json=spec.to_json())
         session.execute(new.on_conflict_do_nothing())
         digests[f"{name}_digest"] = spec.digest()
     return digests

@@ -96,9 +96,6 @@ class Mail:
     def backlog(self) -> int:
         return sum(kind == "advance" for kind, _ in self.waiting)
 
-    def schedule(self, pool: str) -> bool:
-        return self._put("schedule", pool)
-
     def run(self, node: str, job_id: str, token: int) -> bool:
         return self._put("run", node, job_id, token)
 
@@ -162,8 +159,6 @@ class World:
             case "advance":
                 for each in ids:
                     self.service.advance(str(each))
-            case "schedule":
-                self.service.schedule(str(ids[0]))
             case "run":
                 self.play(str(ids[0]), str(ids[1]), int(ids[2]))
             case "canary":

@@ -1,11 +1,12 @@
-"""Nights of a machine made of formulas, over a real store: what a prober would measure on it."""
+"""Nights of a machine made of formulas, over a real store: what its ranks would measure."""
 
 from __future__ import annotations
 
 from collections.abc import Collection
 from datetime import UTC, datetime
 
-from autotune.ports.store import OnProgress
+from autotune.fleet.finishing import Ending
+from autotune.fleet.local import LocalFleet
 from autotune.regression.local import LocalRegression, Night
 from autotune.specs import (
     BestEntry,
@@ -14,7 +15,9 @@ from autotune.specs import (
     DeviceKind,
     DType,
     Fingerprint,
+    Job,
     Link,
+    MemberReport,
     ModelSpec,
     Norm,
     Plan,
@@ -40,23 +43,32 @@ FINGERPRINT = Fingerprint(
 )
 
 
-class MachineProber:
-    """A Prober of such a machine; `dies_after` probes it raises what an interrupt does."""
+class MachineRanks:
+    """The ranks of such a machine; when `dies_after` jobs were run, the next one raises what an interrupt does."""
+
+    world_id = ""
 
     def __init__(self, machine: Machine, fingerprint: Fingerprint = FINGERPRINT) -> None:
         self.machine, self.environment = machine, fingerprint
         self.dies_after: int | None = None
         self.closed = 0
+        self._outcomes: dict[str, ProbeOutcome] = {}
 
-    def fingerprint(self) -> Fingerprint:
+    def fingerprint(self, cluster: ClusterSpec) -> Fingerprint:
         return self.environment
 
-    def run(self, request: ProbeRequest, *, deadline_s: float, on_progress: OnProgress | None = None) -> ProbeOutcome:
+    def run(self, share: object, request: ProbeRequest, **_: object) -> MemberReport:
         if self.dies_after is not None:
             self.dies_after -= 1
             if self.dies_after < 0:
                 raise KeyboardInterrupt
-        return self.machine.answer(request)
+        return MemberReport()
+
+    def merge(self, job: Job) -> Ending:
+        """A job measures the same however often it is asked for."""
+        if job.id not in self._outcomes:
+            self._outcomes[job.id] = self.machine.answer(job.request)
+        return Ending(outcome=self._outcomes[job.id])
 
     def close(self) -> None:
         self.closed += 1
@@ -69,11 +81,16 @@ class Nights:
         self.store, self.channels = store, channels
         store.put_fingerprint(FINGERPRINT)
         self.entry = store.put_best(entry_of(**changes))
-        self.prober = MachineProber(Machine(cluster=self.entry.cluster, across_s=0.0, inside_s=0.03))
+        self.ranks = MachineRanks(Machine(cluster=self.entry.cluster, across_s=0.0, inside_s=0.03))
+
+    def fleet(self, cluster: ClusterSpec) -> LocalFleet:
+        return LocalFleet(
+            self.store, cluster, lambda: self.ranks, merge=self.ranks.merge, share_of=lambda job, node: None
+        )
 
     def night(self, *, budget_gpu_s: float | None = None, retune: bool = False, **trouble: object) -> Night:
-        self.prober.machine.visit(**trouble)
-        regression = LocalRegression(self.store, lambda cluster: self.prober, channels=self.channels)
+        self.ranks.machine.visit(**trouble)
+        regression = LocalRegression(self.store, self.fleet, channels=self.channels)
         return regression.run([self.entry], budget_gpu_s=budget_gpu_s, retune=retune)
 
     def check(self, **trouble: object) -> Check:

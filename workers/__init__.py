@@ -1,1 +1,1 @@
-"""The nerves of the service: Celery workers on GPU nodes, their registry and leases. Nothing runs through them yet."""
+"""The nerves of the service: the processes of a fleet that measure, decide and keep time."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from autotune.errors import AutotuneError, InputError
 from autotune.queue.app import VISIBILITY_TIMEOUT_S, TaskName, read_payload
@@ -13,14 +13,7 @@ from autotune.queue.app import VISIBILITY_TIMEOUT_S, TaskName, read_payload
 if TYPE_CHECKING:
     from celery import Celery
 
-    from autotune.specs import Job, MemberOrder, MemberReport, ProbeRequest
-
-
-# ----------------------------------------------------------------------------------------------------
-# The edge between Celery and our code: each task checks its message, calls one action, and never raises.
-#
-# A message that is not exactly what the task takes is dropped with a line in the log. What an action raises is
-# recorded there too: the database still says what is due, and a sweep sends it again.
+    from autotune.fleet.service import FleetService
 
 log = logging.getLogger("autotune.tasks")
 Action = Callable[..., None]
@@ -31,7 +24,11 @@ _RUN_LIMIT_S = 0.9 * VISIBILITY_TIMEOUT_S
 
 
 def install_tasks(app: Celery, actions: Mapping[TaskName, Action]) -> None:
-    """Makes the application run these tasks, and no others."""
+    """Makes the application run these tasks alone. Each checks its message, calls one action, and never raises.
+
+    A message that is not exactly what the task takes is dropped with a line in the log. What an action raises is
+    recorded there too: the database still says what is due, and a sweep sends it again.
+    """
     for task, act in actions.items():
         limit_s = _RUN_LIMIT_S if task is TaskName.RUN else _LIMIT_S
         app.task(_guarded(task, act), name=str(task), shared=False, time_limit=limit_s)
@@ -54,48 +51,8 @@ def _guarded(task: TaskName, act: Action) -> Callable[..., None]:
     return run
 
 
-# ----------------------------------------------------------------------------------------------------
-# What a worker's tasks work with, as they see it; autotune.wiring opens it.
-
 # Of the time between two sweeps. Closer together they do nothing more: many wait when all tuners were away for a while.
 _SWEEPS_APART = 0.4
-
-
-class Fleet(Protocol):
-    """The service of a fleet: what the tasks call."""
-
-    def begin(self, *tuning_ids: str) -> object:
-        """Tells tuners of tunings."""
-
-    def advance(self, tuning_id: str) -> object:
-        """Takes the next steps of a tuning."""
-
-    def schedule(self, pool: str) -> object:
-        """Grants what waits in a pool."""
-
-    def finish(self, job: Job) -> object:
-        """Ends a job that all its members have reported."""
-
-    def sweep(self) -> object:
-        """Sends again what is due, and ends what was left."""
-
-
-class Ranks(Protocol):
-    """The ranks of this node."""
-
-    def run(
-        self,
-        share: Any,
-        request: ProbeRequest,
-        *,
-        deadline_s: float,
-        publish: Callable[[str], object],
-        order: Callable[..., MemberOrder],
-    ) -> MemberReport:
-        """Runs this node's share of a job."""
-
-    def close(self) -> None:
-        """Ends the ranks."""
 
 
 class TunerHandlers:
@@ -111,7 +68,7 @@ class TunerHandlers:
 
     def __init__(
         self,
-        fleet: Fleet,
+        fleet: FleetService,
         *,
         sweep_every_s: float,
         check_on: Callable[[], object],

@@ -27,7 +27,7 @@ log = logging.getLogger("autotune.worker")
 
 LOG_FORMAT = "%(asctime)s %(levelname)s %(name)s: %(message)s"
 _AGAIN_S = 1.0
-# Celery tells of each task that it receives and ends; our own lines say what the tasks did.
+# Celery logs each task that it receives and ends; our own lines say what the tasks did.
 _QUIET = ("celery.worker.strategy", "celery.app.trace", "celery.worker.worker", "alembic.runtime.plugins")
 
 
@@ -127,9 +127,9 @@ def log_to_stderr() -> None:
 
 
 def _silence_announcements(**_: object) -> None:
-    """Its plans for version 6 at each lost connection, and that root should take no pickles, which are refused here.
+    """Hides Celery's warnings about its version 6, and that root should accept no pickles, which are refused here.
 
-    Needed twice: Celery asks to see the former always when it sets its logging up.
+    Needed twice: Celery turns the former on again when it sets its logging up.
     """
     for category in (CPendingDeprecationWarning, SecurityWarning):
         warnings.filterwarnings("ignore", category=category)

@@ -11,10 +11,9 @@ from typing import TYPE_CHECKING
 
 from autotune import wiring
 from autotune.errors import AutotuneError, InputError
-from autotune.queue.app import SWEEP_QUEUE, TUNER_QUEUE, TaskName, create_app, node_queue, pool_queue
+from autotune.queue.app import SWEEP_QUEUE, TUNER_QUEUE, TaskName, create_app, node_queue
 from autotune.queue.sending import CeleryQueue
 from workers.handlers import TunerHandlers
-from workers.node import NodeHandlers
 from workers.process import LazyHandlers, log_to_stderr, run_worker
 from workers.registration import NodeOptions, register
 from workers.watchdog import Heartbeat
@@ -40,16 +39,15 @@ def run_node(settings: Settings, options: NodeOptions, *, patience_s: float) -> 
     log_to_stderr()
     app, queue, heartbeat = create_app(settings), CeleryQueue(create_app(settings)), Heartbeat()
     node = _register(settings, options, queue)
-    lazy = LazyHandlers(lambda: _node_handlers(settings, options, node, heartbeat), heartbeat)
+    lazy = LazyHandlers(lambda: wiring.open_node(settings, node, options.interface, heartbeat), heartbeat)
     status = run_worker(
         app,
         name=node.name,
-        queues=[node_queue(node.name), pool_queue(node.pool)],
+        queues=[node_queue(node.name)],
         concurrency=1,
         actions={
             TaskName.RUN: lazy.action("run"),
             TaskName.CANARY: lazy.action("canary"),
-            TaskName.SCHEDULE: lazy.action("schedule"),
         },
         close=lazy.close,
         heartbeat=heartbeat,
@@ -77,19 +75,6 @@ def _keeps_name(settings: Settings, node: Node) -> bool:
             return store.node(node.name).session in {node.session, ""}
     except AutotuneError:
         return True
-
-
-def _node_handlers(settings: Settings, options: NodeOptions, node: Node, heartbeat: Heartbeat) -> NodeHandlers:
-    store = wiring.open_store(settings.database_url)
-    return NodeHandlers(
-        name=node.name,
-        session=node.session,
-        store=store,
-        fleet=wiring.open_fleet(settings, store),
-        ranks=wiring.open_ranks(settings, address=options.address, interface=options.interface),
-        heartbeat=heartbeat,
-        times=settings.times,
-    )
 
 
 def run_tuner(settings: Settings, *, name: str | None, concurrency: int, patience_s: float) -> int:

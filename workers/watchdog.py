@@ -1,6 +1,6 @@
-"""Watchdog: a worker that is up but does not consume is worth nothing, so its main process judges it and starts it
-anew;
-by what its processes know of each other, in memory that they share across a fork."""
+"""Watchdog: a worker that is up but does not consume is worth nothing, so its main process starts it again.
+
+What it is judged by, its processes share in memory across a fork."""
 
 from __future__ import annotations
 
@@ -65,14 +65,12 @@ class Heartbeat:
 
 
 # ----------------------------------------------------------------------------------------------------
-# Watchdog: a worker that is up but does not consume is worth nothing, so its main process judges it and starts it anew.
-#
-# A consumer can stop in silence after Redis dropped its connection (autotune.queue.consumer knows one way), and a child
-# can hang. Neither shows from outside the queue, so the worker sends canaries to its own queue and waits for their
-# heartbeat. Where the broker took a canary and none came back for long, the main process kills its children (the kernel
-# then kills their ranks) and executes itself again: the same process id, so that whatever supervises it, or nothing at
-# all, sees no change; a new session, so that what the old one held is given to others. Where another worker has
-# meanwhile taken its name, which gets its canaries too, it ends instead: two workers must not evict each other for
+# Watchdog: a consumer can stop in silence after Redis dropped its connection (autotune.queue.consumer knows one way),
+# and a child can hang. Neither shows from outside the queue, so the worker sends canaries to its own queue and waits
+# for their heartbeat. Where the broker took a canary and none came back for long, the main process kills its children
+# (the kernel then kills their ranks) and executes itself again: the same process id, so that whatever supervises it, or
+# nothing at all, sees no change; a new session, so that what the old one held is given to others. Where another worker
+# has meanwhile taken its name, which gets its canaries too, it ends instead: two workers must not evict each other for
 # ever.
 #
 # Sending takes locks of the broker's client, which the main thread uses too. A second thread, which takes none, looks

@@ -1,4 +1,4 @@
-"""The gate: who asks (bearer keys), what he may do (roles), and how often (rate limit).
+"""The gate: who asks (bearer keys), what he may do (the role that each route needs), and how often (rate limit).
 
 Without any key an API that only this machine can reach takes every request as the principal `local`, an admin:
 whoever can send it could as well use the command line on the same database. That ends for good with the first key,
@@ -9,17 +9,19 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from ipaddress import ip_address
+from typing import Any
 
+from fastapi import Request, Response
+from fastapi.routing import APIRoute
 from limits import RateLimitItem, parse
 from limits.aio.storage import MemoryStorage  # the other kind starts a thread every hundredth of a second
 from limits.aio.strategies import FixedWindowRateLimiter
 from starlette.concurrency import run_in_threadpool
 from starlette.exceptions import HTTPException
-from starlette.requests import Request
 
 from autotune.api.sharing import Combiner, Shared
 from autotune.errors import InputError
@@ -27,12 +29,46 @@ from autotune.fleet.keys import hash_of, refusal
 from autotune.ports.fleet import FleetStore
 from autotune.specs import ApiKey, Role
 
+ROLES: Mapping[str, Role | None] = {
+    # None: nobody is asked who he is, but each address has a rate. These tell nothing about anybody's work.
+    "GET /healthz": None,
+    "GET /openapi.json": None,
+    "GET /metrics": Role.READ,
+    "GET /tunings": Role.READ,
+    "POST /tunings": Role.SUBMIT,
+    "GET /tunings/{tuning_id}": Role.READ,
+    "DELETE /tunings/{tuning_id}": Role.SUBMIT,
+    "GET /tunings/{tuning_id}/trials": Role.READ,
+    "GET /tunings/{tuning_id}/events": Role.READ,
+    "GET /best": Role.READ,
+    "GET /known": Role.READ,
+    "GET /plans": Role.READ,
+    "GET /models": Role.READ,
+    "POST /models": Role.SUBMIT,
+    "GET /models/{name:path}": Role.READ,
+    "GET /clusters": Role.READ,
+    "POST /clusters": Role.SUBMIT,
+    "GET /clusters/{name:path}": Role.READ,
+    "GET /measurements": Role.READ,
+    "GET /nodes": Role.READ,
+    "GET /nodes/{name}": Role.READ,
+    "DELETE /nodes/{name}": Role.ADMIN,
+    "POST /nodes/{name}/quarantine": Role.ADMIN,
+    "POST /nodes/{name}/release": Role.ADMIN,
+    "GET /jobs": Role.ADMIN,
+    "GET /keys": Role.ADMIN,
+    "POST /keys": Role.ADMIN,
+    "DELETE /keys/{key_id}": Role.ADMIN,
+}
+"""Each role may do what those before it may: read, submit, admin."""
+
 LOCAL = "local"
 TRUST_S = 2.0
-"""How long a key that was good is taken without asking the database: so long may a revoked one still work."""
+"""How long a valid key is accepted without asking the database again. A revoked one may still work that long."""
 
 MAX_TRUSTED = 1000
 CHALLENGE = {"WWW-Authenticate": 'Bearer realm="autotune"'}
+Handler = Callable[[Request], Coroutine[Any, Any, Response]]
 FORWARDING = ("forwarded", "x-forwarded-for", "x-real-ip", "via")
 
 
@@ -117,6 +153,24 @@ class Gate:
             raise HTTPException(429, f"more than {self._rate}: wait {wait_s} s", {"Retry-After": str(wait_s)})
 
 
+class GuardedRoute(APIRoute):
+    """A route that asks for its role before it reads the body. One that is not in ROLES cannot be made."""
+
+    def get_route_handler(self) -> Handler:
+        """FastAPI's handler behind the gate."""
+        handle, role = super().get_route_handler(), ROLES[f"{' '.join(self.methods or ())} {self.path}"]
+
+        async def guarded(request: Request) -> Response:
+            gate: Gate = request.app.state.parts.gate
+            if role is None:
+                await gate.admit_anybody(request)
+            else:
+                request.state.principal = await gate.admit(request, role)
+            return await handle(request)
+
+        return guarded
+
+
 def read_rate(text: str) -> RateLimitItem:
     """A rate like 3000/minute. Raises InputError."""
     try:
@@ -138,10 +192,10 @@ def _address(request: Request) -> str:
 
 
 def _is_direct(request: Request) -> bool:
-    """Whether a program of this machine asks, for itself.
+    """Whether the request comes from a program on this machine.
 
-    A proxy on this machine would bring in the world; a page whose name was rebound to 127.0.0.1 shows in Host, any
-    other page in Origin or Sec-Fetch-Site, which browsers send and pages cannot change.
+    A proxy would forward requests from anywhere; a page whose name was rebound to 127.0.0.1 is recognised by Host, any
+    other page by Origin or Sec-Fetch-Site, which browsers send and pages cannot change.
     """
     client, host = request.client, request.url.hostname
     direct = client is not None and is_loopback(client.host) and host is not None and is_loopback(host)

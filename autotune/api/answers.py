@@ -34,8 +34,7 @@ from autotune.specs import (
     Workload,
 )
 
-# ----------------------------------------------------------------------------------------------------
-# The shapes of an explanation, for the OpenAPI document: limits, losses and what-ifs (autotune.explain.explanation).
+# An explanation: limits, losses and what-ifs (autotune.explain.explanation).
 
 
 class ExplainedLimit(Spec):

@@ -12,7 +12,7 @@ from anyio.to_thread import current_default_thread_limiter
 from fastapi import FastAPI
 from fastapi.routing import APIRoute
 
-from autotune.api import best, catalog, fleet, health, keys, plans, tunings
+from autotune.api import catalog, fleet, operation, plans, tunings
 from autotune.api.access import Gate
 from autotune.api.metrics import Liveness, Metrics
 from autotune.api.openapi import document
@@ -27,11 +27,11 @@ if TYPE_CHECKING:
     from autotune.ports.fleet import FleetStore, Submission, Submitted
 
 DEFAULT_RATE = "6000/minute"
-"""Of one principal: far more than people and their scripts need, less than what one client could keep us busy with."""
+"""Requests of one principal: far more than people and scripts need, and few enough that no client takes up the API."""
 
 ANSWERS_KEPT = 2000
 TRUST_S = 1.0
-"""How old may be which plan is best, and what a request for a tuning means; twice that while it is looked up again."""
+"""How old a best plan, or what the names in a request stand for, may be; twice that while it is looked up again."""
 
 ESTIMATE_TRUST_S = 10.0
 """How old an estimate carried over from elsewhere may be; twice that while it is weighed again."""
@@ -75,8 +75,9 @@ def create_app(
         redirect_slashes=False,
         lifespan=_few_threads,
     )
-    for router in (tunings.router, best.router, plans.router, catalog.router, fleet.router, keys.router, health.router):
-        app.router.routes.extend(router.routes)
+    for each in (tunings, plans, catalog, fleet):
+        app.router.routes.extend(each.router.routes)
+    app.router.routes.extend([*operation.keys.routes, *operation.router.routes])
     for route in app.router.routes:
         assert isinstance(route, APIRoute)
         route.operation_id = route.unique_id = route.name

@@ -7,6 +7,7 @@ from typing import Annotated, Any
 from fastapi import APIRouter, Body, Request
 from starlette.exceptions import HTTPException
 
+from autotune.api.access import GuardedRoute
 from autotune.api.answers import ClusterPage, Json, ModelPage
 from autotune.api.examples import CLUSTERS, MODELS
 from autotune.api.openapi import answer, problems
@@ -23,11 +24,11 @@ from autotune.api.requests import (
     find_model,
     page,
 )
-from autotune.api.roles import GuardedRoute
+from autotune.catalog import model_entries
 from autotune.catalog import models as presets
 from autotune.catalog.gpus import is_shorthand
-from autotune.errors import InputError, StoreConflictError
-from autotune.ports.fleet import FleetStore
+from autotune.errors import InputError
+from autotune.fleet.service import require_no_pool
 from autotune.specs import ClusterSpec, ModelSpec
 
 router = APIRouter(route_class=GuardedRoute, tags=["models and clusters"])
@@ -36,10 +37,8 @@ router = APIRouter(route_class=GuardedRoute, tags=["models and clusters"])
 @router.get("/models", responses=answer(200, ModelPage))
 def list_models(request: Request, limit: Limit = DEFAULT_LIMIT, after: After = None) -> Json:
     """List the presets and the stored models, by name."""
-    origins = {model.name: ("stored", model) for model in parts_of(request).store.models()}
-    origins |= {model.name: ("preset", model) for model in presets()}
-    found = after_name([*origins.values()], _name, after, limit)
-    return page(request, "models", found, limit, cursor=_name, data=_entry)
+    found = after_name(model_entries(parts_of(request).store.models()), _name, after, limit)
+    return page(request, "models", found, limit, cursor=_name, data=dict)
 
 
 @router.post("/models", status_code=201, responses=answer(201, ModelSpec) | problems(422))
@@ -75,7 +74,7 @@ def store_cluster(request: Request, body: Annotated[ClusterBody, Body(openapi_ex
     if is_shorthand(body.name):
         raise InputError("name", body.name, "a name without a colon: those are shorthands of the catalog")
     parts = parts_of(request)
-    _require_no_pool(parts.store, body)
+    require_no_pool(parts.store, body)
     parts.store.put_cluster(body)
     parts.shared.forget()
     return Json(body.to_data(), 201)
@@ -90,19 +89,5 @@ def show_cluster(request: Request, name: PathName) -> Json:
         raise HTTPException(404, str(error)) from None
 
 
-def _require_no_pool(store: FleetStore, cluster: ClusterSpec) -> None:
-    """A pool's cluster is what its nodes registered for: other hardware by that name would leave them without jobs."""
-    if not store.nodes(cluster.name):
-        return
-    pool = store.cluster(cluster.name)
-    grows = frozenset({"nodes"} if pool.inter else {"nodes", "inter"})
-    if pool.digest(without=grows) != cluster.digest(without=grows):
-        raise StoreConflictError(f"cluster {cluster.name!r} is a pool with nodes of other hardware: give another name")
-
-
-def _name(entry: tuple[str, ModelSpec]) -> str:
-    return entry[1].name
-
-
-def _entry(entry: tuple[str, ModelSpec]) -> dict[str, Any]:
-    return {"origin": entry[0], **entry[1].to_data()}
+def _name(entry: dict[str, Any]) -> str:
+    return str(entry["name"])

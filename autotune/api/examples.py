@@ -1,4 +1,4 @@
-"""Examples of requests and errors, for the OpenAPI document; answers are in api.answer_examples.
+"""Examples of requests, answers and errors, for the OpenAPI document.
 
 Tests hold each against its schema.
 """
@@ -74,7 +74,6 @@ PROBLEMS: dict[int, dict[str, Any]] = {
     503: _problem(503, "database", "Service Unavailable", "the database cannot be used at the moment"),
 }  # fmt: skip
 
-# ----------------------------------------------------------------------------------------------------
 # Examples of good answers, by their shapes, for the OpenAPI document. Tests hold each against its schema.
 
 _TIME = "2026-05-04T03:02:01.123456+00:00"
@@ -220,7 +219,7 @@ ANSWERS: dict[str, Any] = {
             "plan": _PLAN, "tokens_per_s_per_gpu": 3390.0, "interval": [3180.0, 3610.0], "interval_probability": 0.9,
             "p_fits": 0.98, "estimate": _ESTIMATE, "trial_gpu_s": 1600.0, "source": "estimate",
         },
-        "carried_why_not": None,
+        "carried_why_not": None, "misses": None,
         "settle": {
             "probes": [{"probe": "layer", "part": "layer", "tp": 4, "micro_batch": 1}], "plans": [_PLAN], "trials": 3,
             "gpu_s": 4992.0, "source": "estimate",
@@ -262,7 +261,6 @@ EVENT = {
     "data": f'{{"at":"{_TIME}","data":{{"message":"","state":"queued"}},"id":7,"kind":"state","tuning_id":"{_ID}"}}',
 }
 
-# ----------------------------------------------------------------------------------------------------
 # Links of the OpenAPI document: what else can be asked with a value of an answer, and of which operation.
 
 Links = Mapping[str, Any]

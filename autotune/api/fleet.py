@@ -9,13 +9,23 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from fastapi import APIRouter, Body, Query, Request
 
+from autotune.api.access import GuardedRoute
 from autotune.api.answers import JobPage, Json, NodeAnswer, NodeChanged, NodeForgotten, NodePage
 from autotune.api.examples import QUARANTINES
-from autotune.api.measurement_answers import MeasurementPage
+from autotune.api.known_answers import MeasurementPage
 from autotune.api.openapi import answer, problems
 from autotune.api.parts import parts_of, principal_of
-from autotune.api.requests import DEFAULT_LIMIT, After, AfterNumber, Limit, PathName, QuarantineBody, after_name, page
-from autotune.api.roles import GuardedRoute
+from autotune.api.requests import (
+    DEFAULT_LIMIT,
+    After,
+    AfterNumber,
+    Limit,
+    PathName,
+    QuarantineBody,
+    Text,
+    after_name,
+    page,
+)
 from autotune.specs import Job, JobState, Node
 
 if TYPE_CHECKING:
@@ -23,8 +33,7 @@ if TYPE_CHECKING:
 
 router = APIRouter(route_class=GuardedRoute, tags=["fleet"])
 
-_TEXT = r"^[^\x00-\x1f\x7f]+$"
-Pool = Annotated[str | None, Query(min_length=1, max_length=200, pattern=_TEXT, description="Only of this pool.")]
+Pool = Annotated[Text, Query(description="Only of this pool.")]
 
 
 class MeasurementKind(StrEnum):

@@ -1,12 +1,22 @@
-"""The shapes of answers about what is known, for the OpenAPI document."""
+"""The shapes of answers about what is known, for the OpenAPI document: best plans, and what was measured."""
 
 from __future__ import annotations
 
 from datetime import datetime
 from typing import Literal
 
-from autotune.api.answers import BestAnswer, Launch, RunnerUp
-from autotune.specs import CollectiveOp, Estimate, LayerPart, NearEntry, Plan, Spec, Workload
+from autotune.api.answers import BestAnswer, Launch, Miss, RunnerUp
+from autotune.specs import (
+    CollectiveOp,
+    CollectiveReading,
+    Estimate,
+    LayerPart,
+    LayerReading,
+    NearEntry,
+    Plan,
+    Spec,
+    Workload,
+)
 
 
 class KnownRunnerUp(RunnerUp):
@@ -54,7 +64,7 @@ class NearestEntry(NearEntry):
 
 
 class EnvironmentChange(Spec):
-    """One thing of the environment that is another one since it was measured; empty where there is none."""
+    """One thing in the environment that has changed since it was measured; empty where it was or is not there."""
 
     name: str
     then: str
@@ -107,8 +117,9 @@ class KnownAnswer(Spec):
     """What is known for a model, a cluster and a workload.
 
     `known` is the entry for exactly that, `stale` what of the environment changed since, `others` further entries.
-    Where there is none: `nearest` others, the estimate `carried` over from them, and what would `settle` it. `tuning`
-    is the tuning with the fastest trial of exactly that, which may still run.
+    Where there is none: `nearest` others, the estimate `carried` over from them, and what would `settle` it; where no
+    plan fits, `misses` are those that nearly do. `tuning` is the tuning with the fastest trial of exactly that, which
+    may still run.
     """
 
     model: str
@@ -121,6 +132,68 @@ class KnownAnswer(Spec):
     nearest: list[NearestEntry]
     carried: CarriedPlan | None
     carried_why_not: str | None
+    misses: list[Miss] | None
     settle: Settlement | None
     tuning: BestAnswer | None
     launch: Launch | None
+
+
+class Measured(Spec):
+    """Where a measurement is from: the probe or trial, its log, and the environment."""
+
+    id: int
+    probe_run_id: str | None
+    tuning_id: str | None
+    measured_at: datetime | None
+    log_path: str | None
+    cluster_key: str
+    fingerprint_key: str
+    hostname: str
+    device_name: str
+    device_count: int
+    driver: str
+    runtime: str
+    collective_library: str
+    torch: str
+
+
+class CollectiveMeasurement(Measured, CollectiveReading):
+    """One size of a sweep of a collective operation."""
+
+
+class LayerMeasurement(Measured, LayerReading):
+    """One part of a model at one shape."""
+
+    model_key: str
+    workload_key: str
+
+
+class StepMeasurement(Measured):
+    """Steps of training under a plan: means over them, of the traced one, and peaks of the worst rank."""
+
+    trial_id: str | None
+    plan_key: str | None
+    tokens_per_s_per_gpu: float
+    interval_low_tokens_per_s_per_gpu: float
+    interval_high_tokens_per_s_per_gpu: float
+    repeats: int
+    step_time_s: float
+    steady: bool
+    traced_step_s: float | None
+    t_calc_s: float | None
+    t_comm_s: float | None
+    t_comm_exposed_s: float | None
+    mu: float | None
+    mfu: float | None
+    peak_allocated_bytes: int
+    peak_reserved_bytes: int
+    memory_source: str
+    pruned: bool
+    setup_s: float
+
+
+class MeasurementPage(Spec):
+    """Measurements of one kind with their provenance, by id."""
+
+    measurements: list[CollectiveMeasurement] | list[LayerMeasurement] | list[StepMeasurement]
+    next: str | None

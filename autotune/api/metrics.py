@@ -40,7 +40,7 @@ class Metrics:
         )
 
     def request(self, scope: Scope, status: int, seconds: float) -> None:
-        """Counts a request under its route's pattern: paths and unknown methods are as many as a user invents."""
+        """Counts a request under its route's pattern: users can invent any number of paths and methods."""
         route = getattr(scope.get("route"), "path", None)
         method = scope["method"] if route else "any"
         route = route or "none"
@@ -81,7 +81,7 @@ def _gpu_seconds(counts: FleetCounts) -> CounterMetricFamily:
 
 
 TRUST_S = 1.0
-"""How old a finding may be: whoever asks more often asks neither the database nor the broker more often."""
+"""How old an answer may be: asking us more often does not ask the database or the broker more often."""
 
 
 class Liveness:

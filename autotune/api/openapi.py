@@ -10,10 +10,10 @@ from typing import Any
 from fastapi import FastAPI
 from fastapi.openapi.utils import get_openapi
 
+from autotune.api.access import ROLES
 from autotune.api.answers import Problem
 from autotune.api.examples import ANSWERS, LINKS, PROBLEMS, Links
 from autotune.api.problems import MEDIA_TYPE, TITLES
-from autotune.api.roles import ROLES
 from autotune.specs import Spec, TuningEvent
 
 Responses = dict[int | str, dict[str, Any]]

@@ -1,33 +1,56 @@
-"""Plans: the instant ranking by estimate, without any hardware. Bounded in work: one at a time, of a bounded table."""
+"""Plans: the best one of a tuning, or what is known for a model, a cluster and a workload; and the instant ranking.
+
+The ranking is by estimate, without any hardware, and bounded in work: one at a time, of a bounded table.
+"""
 
 from __future__ import annotations
 
 from typing import Annotated, Any
 
-from fastapi import APIRouter, Query, Request
+from fastapi import APIRouter, Query, Request, Response
+from starlette.concurrency import run_in_threadpool
 
-from autotune.api.answers import Json, PlansAnswer
-from autotune.api.openapi import answer, problems
-from autotune.api.parts import parts_of
+from autotune.api.access import GuardedRoute
+from autotune.api.answers import BestAnswer, Json, PlansAnswer
+from autotune.api.known_answers import KnownAnswer, KnownPage
+from autotune.api.openapi import answer, either, problems
+from autotune.api.parts import Parts, parts_of
 from autotune.api.requests import (
+    DEFAULT_LIMIT,
+    AfterNumber,
     ClusterName,
     DTypeName,
     GlobalBatch,
+    Limit,
     ModelName,
     Nodes,
     SeqLen,
+    Text,
     WorkloadRequest,
     find_cluster,
     find_model,
     find_workload,
+    page,
 )
-from autotune.api.roles import GuardedRoute
-from autotune.api.sharing import one_at_a_time, require_bounded
+from autotune.api.sharing import REFUSALS, one_at_a_time, require_bounded, told
+from autotune.api.tunings import version_of
+from autotune.errors import InputError
+from autotune.export import targets
+from autotune.knowledge.answer import Answer, best_known, entry_data
 from autotune.search.offline import rank
-from autotune.specs import Recompute, Schedule, Space
-from autotune.tuning.report import ranking_data
+from autotune.search.space import Runtime
+from autotune.specs import ClusterSpec, ModelSpec, Recompute, Schedule, Space, Tuning, Workload
+from autotune.tuning.report import (
+    best_answer,
+    fastest_measured,
+    known_answer,
+    launch_data,
+    newest_measured,
+    ranking_data,
+)
 
 router = APIRouter(route_class=GuardedRoute, tags=["plans"])
+
 
 Degree = Annotated[int, Query(ge=1, le=2**31 - 1)]
 Tp = Annotated[list[Degree] | None, Query(max_length=64, description="Tensor parallel degrees.")]
@@ -38,6 +61,59 @@ ZeroStage = Annotated[list[Stage] | None, Query(max_length=4, description="ZeRO 
 Recomputes = Annotated[list[Recompute] | None, Query(max_length=3, description="Kinds of recomputation.")]
 SequenceParallel = Annotated[list[bool] | None, Query(max_length=2, description="With or without.")]
 Schedules = Annotated[list[Schedule] | None, Query(max_length=3, description="Pipeline schedules.")]
+
+
+@router.get("/best", responses=either(200, BestAnswer, KnownAnswer) | problems(404))
+async def best(
+    request: Request,
+    tuning: Annotated[Text, Query(description="A tuning's id, instead of what was tuned.")] = None,
+    model: Annotated[Text, Query(description="A preset or stored model; needs `cluster`.")] = None,
+    cluster: Annotated[Text, Query(description="A stored cluster; needs `model`.")] = None,
+    nodes: Nodes = None,
+    seq_len: SeqLen = None,
+    global_batch: GlobalBatch = None,
+    dtype: DTypeName = None,
+    target: Annotated[
+        str | None,
+        Query(alias="for", json_schema_extra={"enum": [*targets()]}, description="Give the launch arguments too."),
+    ] = None,
+) -> Response:
+    """The best plan: its evidence, the runner-up and how to launch it.
+
+    For a model, a cluster and a workload: what is known of exactly that, else the nearest that is, what it implies, and
+    what would settle it. For a named tuning: its best plan; with no arguments that of the newest tuning that measured
+    something. Answers may be two seconds old.
+    """
+    parts = parts_of(request)
+    given = WorkloadRequest(seq_len=seq_len, global_batch=global_batch, dtype=dtype)
+    if tuning is not None:
+        return await run_in_threadpool(lambda: Json(_of_named(parts, parts.store.tuning(tuning), target)))
+    asked = ("best", model, cluster, nodes, given, target)
+
+    def find() -> bytes:
+        return Json.of(_best(parts, model, cluster, nodes, given, target))
+
+    body: bytes = await parts.shared.get(asked, lambda: run_in_threadpool(find))
+    return Response(body, media_type=Json.media_type)
+
+
+@router.get("/known", responses=answer(200, KnownPage))
+def list_known(
+    request: Request,
+    model: Annotated[Text, Query(description="Only of this model.")] = None,
+    cluster: Annotated[Text, Query(description="Only on this cluster.")] = None,
+    device: Annotated[Text, Query(description="Only on this device.")] = None,
+    source: Annotated[Text, Query(description="`measured`, or the name of an import.")] = None,
+    history: Annotated[bool, Query(description="Entries that were superseded, too.")] = False,
+    limit: Limit = DEFAULT_LIMIT,
+    after: AfterNumber = None,
+) -> Json:
+    """List best-known plans, newest first."""
+    store = parts_of(request).store
+    found = store.best_page(
+        model=model, cluster=cluster, device=device, source=source, history=history, before=after, limit=limit + 1
+    )
+    return page(request, "entries", found, limit, cursor=lambda entry: entry.id, data=entry_data)
 
 
 @router.get("/plans", responses=answer(200, PlansAnswer) | problems(422))
@@ -83,3 +159,60 @@ def rank_plans(
         return ranking_data(model_spec, cluster_spec, workload, ranking)
 
     return Json(parts.answers.get(key, compute))
+
+
+Question = tuple[ModelSpec, ClusterSpec, Workload]
+
+
+def _question(
+    parts: Parts, model: str | None, cluster: str | None, nodes: int | None, given: WorkloadRequest
+) -> Question:
+    """What is asked for. Raises InputError."""
+    if model is None or cluster is None:
+        missing = "cluster" if cluster is None else "model"
+        raise InputError(missing, None, "model and cluster are given together")
+    model_spec, cluster_spec = find_model(parts.store, model), find_cluster(parts.store, cluster, nodes)
+    return model_spec, cluster_spec, find_workload(model_spec, cluster_spec, given)
+
+
+def _best(
+    parts: Parts, model: str | None, cluster: str | None, nodes: int | None, given: WorkloadRequest, target: str | None
+) -> dict[str, Any]:
+    """The answer to the question; without one, the best plan of the newest tuning that measured something."""
+    if model is None and cluster is None:
+        newest = newest_measured(parts.store)
+        if newest is None:
+            raise InputError("tuning", None, "no tuning has a complete trial yet: POST /tunings")
+        return _of_named(parts, newest, target)
+    question = _question(parts, model, cluster, nodes, given)
+    found, fastest = _look_up(parts, question), fastest_measured(parts.store, *question)
+    return known_answer(found, None if fastest is None else _of_tuning(parts, fastest), target)
+
+
+def _of_named(parts: Parts, tuning: Tuning, target: str | None) -> dict[str, Any]:
+    data = _of_tuning(parts, tuning)
+    launch = launch_data(tuning.model, tuning.cluster, tuning.workload, data["best"]["plan"], target)
+    return data | {"launch": launch}
+
+
+def _of_tuning(parts: Parts, tuning: Tuning) -> dict[str, Any]:
+    found: dict[str, Any] = parts.answers.get(("best", *version_of(tuning)), lambda: best_answer(parts.store, tuning))
+    return found
+
+
+def _look_up(parts: Parts, question: Question) -> Answer:
+    """The answer. An estimate weighs all plans: bounded like a ranking, and once for all who ask at the same time."""
+    require_bounded(parts.answers, *question, Runtime.TORCH)
+    if parts.store.best_exact(*question):
+        return best_known(parts.store, *question)
+
+    def weigh() -> Answer | Exception:
+        with one_at_a_time():
+            try:
+                return best_known(parts.store, *question)
+            except REFUSALS as error:
+                return error
+
+    model, cluster, workload = question
+    found: Answer = told(parts.estimates.get((model.key, cluster.key, workload), weigh))
+    return found

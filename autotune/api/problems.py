@@ -76,7 +76,7 @@ def problem(status: int, kind: str, detail: str, headers: Mapping[str, str] | No
 
 
 def add_handlers(app: FastAPI) -> None:
-    """Registers the handlers of everything that is raised on purpose; api.edge catches the rest."""
+    """Registers the handlers of everything that is raised on purpose; api.server catches the rest."""
     app.add_exception_handler(AutotuneError, _on_ours)
     app.add_exception_handler(HTTPException, _on_http)
     app.add_exception_handler(RequestValidationError, _on_validation)

@@ -1,4 +1,7 @@
-"""What a client sends: bodies, and names of models and clusters. A name is never a path: nothing here opens a file."""
+"""What a client sends: bodies, names of models and clusters, places in a list; and the pages that answer those.
+
+A name is never a path: nothing here opens a file.
+"""
 
 from __future__ import annotations
 
@@ -38,6 +41,9 @@ _TEXT = r"^[^\x00-\x1f\x7f]+$"
 _SEEN = r"^[^\x00-\x1f\x7f]*[^\s\x00-\x1f\x7f][^\x00-\x1f\x7f]*$"
 """Text that is not only spaces."""
 
+Text = Annotated[str | None, Query(min_length=1, max_length=200, pattern=_TEXT)]
+"""For a parameter that may be absent."""
+
 ModelName = Annotated[
     str,
     Query(min_length=1, max_length=200, pattern=_TEXT, description="A preset or stored model.", examples=["llama3-8b"]),
@@ -74,7 +80,7 @@ S = TypeVar("S", bound=Spec)
 
 
 def _whole(spec: type[S], what: str) -> BeforeValidator:
-    """Takes an object as that spec, so that what is wrong in it is named; of a union's members each would complain."""
+    """Reads an object as this spec, so that errors name what is wrong in it; each member of a union would complain."""
     return BeforeValidator(lambda data: spec.from_data(data, what) if isinstance(data, dict) else data)
 
 
@@ -197,21 +203,10 @@ def _stored(find: Callable[[str], ModelSpec], name: str, what: str, also: list[s
         raise UnknownNameError(what, name, [*also, *filter(None, stored.split(", "))]) from None
 
 
-# ----------------------------------------------------------------------------------------------------
-# Pages of a list: at most `limit` items after a cursor, and where the next page is.
-
 T = TypeVar("T")
 DEFAULT_LIMIT, MAX_LIMIT = 50, 200
 Limit = Annotated[int, Query(ge=1, le=MAX_LIMIT, description="Items of a page at most.")]
-After = Annotated[
-    str | None,
-    Query(
-        min_length=1,
-        max_length=200,
-        pattern=r"^[^\x00-\x1f\x7f]+$",
-        description="The page after this item: take it from `next` of the page before.",
-    ),
-]
+After = Annotated[Text, Query(description="The page after this item: take it from `next` of the page before.")]
 AfterNumber = Annotated[int | None, Query(ge=0, le=2**53, description="The page after the item with this number.")]
 
 

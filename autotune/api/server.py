@@ -1,4 +1,4 @@
-"""Runs the app: what `autotune serve` does."""
+"""Runs the app, which is what `autotune serve` does, and the edge around it."""
 
 from __future__ import annotations
 
@@ -54,9 +54,6 @@ def _spare_what_stays() -> None:
     gc.set_threshold(COLLECT_AFTER, *gc.get_threshold()[1:])
 
 
-# ----------------------------------------------------------------------------------------------------
-# The edge of the app, around everything else: size of bodies, headers of every answer, latency, the last catch.
-
 MAX_BODY_BYTES = 2**20
 HEADERS = {
     "X-Content-Type-Options": "nosniff",
@@ -69,7 +66,10 @@ TOO_LARGE = f"a body of at most {MAX_BODY_BYTES} bytes is taken"
 
 
 class Edge:
-    """ASGI middleware. Plain, because starlette's convenient kind costs a task a request."""
+    """ASGI middleware around everything else: size of bodies, headers of every answer, latency, the last catch.
+
+    Plain, because starlette's convenient kind costs a task a request.
+    """
 
     def __init__(self, app: ASGIApp, *, metrics: Metrics) -> None:
         self._app, self._metrics = app, metrics
@@ -80,6 +80,8 @@ class Edge:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
+        if scope["method"] == "HEAD":  # answered as GET is; the server leaves the body out
+            scope = {**scope, "method": "GET"}
         started, status = time.perf_counter(), 0
 
         async def send_on(message: Message) -> None:

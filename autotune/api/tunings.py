@@ -10,8 +10,8 @@ from starlette.concurrency import run_in_threadpool
 from starlette.exceptions import HTTPException
 from starlette.responses import Response
 
-from autotune.api.access import LOCAL
-from autotune.api.answers import Json, Submitted, TrialPage, TuningAnswer, TuningPage, TuningRow
+from autotune.api.access import LOCAL, GuardedRoute
+from autotune.api.answers import Json, Submitted, TrialPage, TuningAnswer, TuningPage
 from autotune.api.events import EVENT_SCHEMA, LastEventId, event_stream
 from autotune.api.examples import EVENT, TUNING_REQUESTS
 from autotune.api.openapi import answer, problems
@@ -22,6 +22,7 @@ from autotune.api.requests import (
     AfterNumber,
     Limit,
     PathId,
+    Text,
     TuningBody,
     TuningRequest,
     find_cluster,
@@ -30,12 +31,11 @@ from autotune.api.requests import (
     given_model,
     page,
 )
-from autotune.api.roles import GuardedRoute
 from autotune.api.sharing import require_bounded
 from autotune.fleet.service import submission_of
 from autotune.search.space import Runtime
 from autotune.specs import ClusterSpec, ModelSpec, Role, Tuning, TuningState, Workload
-from autotune.tuning.report import history_data, trial_data, tuning_data
+from autotune.tuning.report import submitted_answer, trial_data, tuning_answer, tuning_row
 
 router = APIRouter(route_class=GuardedRoute, tags=["tunings"])
 
@@ -89,10 +89,10 @@ async def submit(
         idempotency_key=idempotency_key,
     )
     tuning, created = await parts.submissions.ask(submission)
-    # It is stored: nobody waits for the broker to take a message, least of all for one that is away.
+    # It is stored: nobody waits until the broker has taken the message, least of all while it is away.
     begin = BackgroundTask(parts.beginnings.ask, tuning.id) if created else None
     location = {"Location": f"/tunings/{tuning.id}"}
-    return Json(_submitted(tuning, created=created), 201 if created else 200, location, background=begin)
+    return Json(submitted_answer(tuning, created=created), 201 if created else 200, location, background=begin)
 
 
 @router.get("/tunings", responses=answer(200, TuningPage))
@@ -101,9 +101,7 @@ def list_tunings(
     limit: Limit = DEFAULT_LIMIT,
     after: After = None,
     state: Annotated[TuningState | None, Query(description="Only tunings in this state.")] = None,
-    principal: Annotated[
-        str | None, Query(min_length=1, max_length=200, pattern=r"^[^\x00-\x1f\x7f]+$", description="Only theirs.")
-    ] = None,
+    principal: Annotated[Text, Query(description="Only theirs.")] = None,
 ) -> Json:
     """List tunings, newest first, each with its best plan so far."""
     parts = parts_of(request)
@@ -118,11 +116,9 @@ def show_tuning(request: Request, tuning_id: PathId) -> Json:
     tuning = parts.store.tuning(tuning_id)
 
     def compute() -> dict[str, Any]:
-        trials, profile = parts.store.trials(tuning.id), parts.store.profile(tuning.cluster.key)
-        return tuning_data(tuning, trials, profile)
+        return tuning_answer(parts.store, tuning)
 
-    data = parts.answers.get(("tuning", *version_of(tuning)), compute) if tuning.state.ended else compute()
-    return Json(data | {"request": tuning.to_data()})
+    return Json(parts.answers.get(("tuning", *version_of(tuning)), compute) if tuning.state.ended else compute())
 
 
 @router.delete("/tunings/{tuning_id}", responses=answer(200, Submitted) | problems(404, 409))
@@ -134,8 +130,8 @@ def cancel_tuning(
     """Take back a request for a tuning.
 
     It is cancelled once everybody who asked for it has taken that back, or with `force`; its nodes are free within
-    seconds. An answer in another state than cancelled says that somebody else still wants it. An admin takes back, too,
-    what was asked for before there was any key. An error 409 says who wants it where only others do.
+    seconds. An answer in another state than cancelled says that somebody else still wants it. An admin can also take
+    back requests from before there was any key. Where only others want the tuning, error 409 names them.
     """
     parts, principal = parts_of(request), principal_of(request)
     is_admin = principal.role.includes(Role.ADMIN)
@@ -145,7 +141,7 @@ def cancel_tuning(
     if tuning.state.ended and tuning.state is not TuningState.CANCELLED:
         raise HTTPException(409, f"it has ended already ({tuning.state.value})")
     tuning = parts.service.cancel(tuning.id, principal.name, also=LOCAL if is_admin else None, force=force)
-    return Json(_submitted(tuning, created=False))
+    return Json(submitted_answer(tuning, created=False))
 
 
 @router.get("/tunings/{tuning_id}/trials", responses=answer(200, TrialPage) | problems(404))
@@ -206,22 +202,9 @@ def version_of(tuning: Tuning) -> tuple[object, ...]:
 
 def _row(parts: Parts, tuning: Tuning) -> dict[str, Any]:
     def compute() -> dict[str, Any]:
-        more = {"message": tuning.message, "pool": tuning.pool, "principal": tuning.principal}
-        trials = () if tuning.state is TuningState.QUEUED else parts.store.trials(tuning.id)
-        data = history_data(tuning, trials) | more
-        return {name: data[name] for name in TuningRow.model_fields}
+        return tuning_row(tuning, () if tuning.state is TuningState.QUEUED else parts.store.trials(tuning.id))
 
     if tuning.state.ended:
         row: dict[str, Any] = parts.answers.get(("row", *version_of(tuning)), compute)
         return row
     return compute()
-
-
-def _submitted(tuning: Tuning, *, created: bool) -> dict[str, Any]:
-    return {
-        "tuning": tuning.id,
-        "created": created,
-        "state": tuning.state.value,
-        "message": tuning.message,
-        "request": tuning.to_data(),
-    }

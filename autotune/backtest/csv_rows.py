@@ -1,4 +1,4 @@
-"""A row of a runs file: its csv_row with their line and column, so that every complaint names both."""
+"""A row of a runs file: its cells with their line and column, so that every complaint names both."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ REQUIRED = (
     "source", "group", "layers", "hidden", "heads", "ffn", "seq_len", "gpu", "gpus_per_node", "num_gpus",
     "tp", "pp", "dp", "micro_batch", "global_batch", "status",
 )  # fmt: skip
-"""Columns that a file must have. Their csv_row must not be empty either."""
+"""Columns that a file must have. Their cells must not be empty either."""
 
 EITHER = ("tokens_per_s_per_gpu", "iter_time_s")
 """A file must have one of these; each successful run must have a value in one."""
@@ -23,7 +23,7 @@ EITHER = ("tokens_per_s_per_gpu", "iter_time_s")
 
 @dataclass(frozen=True, slots=True)
 class CsvRow:
-    """The csv_row of one row.
+    """The cells of one row.
 
     Args:
         where: the file and line, for complaints.

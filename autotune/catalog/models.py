@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from functools import cache
+from typing import Any
 
 from autotune.catalog.data import rows, unknown
 from autotune.specs import ModelSpec
@@ -12,6 +14,13 @@ from autotune.specs import ModelSpec
 def models() -> tuple[ModelSpec, ...]:
     """All known models, in the file's order (the tiny ones first)."""
     return tuple(ModelSpec.from_data(row, f"models.yaml: {row['name']}") for row in rows("models.yaml", "models"))
+
+
+def model_entries(stored: Iterable[ModelSpec]) -> list[dict[str, Any]]:
+    """Presets and stored models by name, each with its `origin`; of one name the preset, which is found first."""
+    entries = {spec.name: {"origin": "stored", **spec.to_data()} for spec in stored}
+    entries |= {preset.name: {"origin": "preset", **preset.to_data()} for preset in models()}
+    return [entries[name] for name in sorted(entries)]
 
 
 def model(name: str) -> ModelSpec:

@@ -1,4 +1,4 @@
-"""Adding what the catalog knows to what a machine tells of itself."""
+"""Adding what the catalog knows to what a machine reports about itself."""
 
 from __future__ import annotations
 

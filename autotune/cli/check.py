@@ -47,10 +47,10 @@ def check(
     with closing(open_prober(spec)) as prober, console.status("starting ranks") as status:
 
         def on_probe(request: ProbeRequest) -> OnProgress:
-            console.print(probe_text(request), markup=False)
+            console.print(probe_text(request.to_data()), markup=False)
 
             def show(progress: ProbeProgress) -> None:
-                status.update(f"{probe_text(request)}: {progress.phase} {progress.done}")
+                status.update(f"{probe_text(request.to_data())}: {progress.phase} {progress.done}")
 
             return show
 
@@ -85,7 +85,7 @@ def _step_data(step: StepCheck) -> dict[str, Any]:
 
 
 def _print(found: SelfCheck, cluster: ClusterSpec) -> None:
-    from autotune.cli.probe_tables import print_outcomes
+    from autotune.cli.probe import print_outcomes
 
     print_outcomes(cluster, [each.request for each in found.probes], [each.outcome for each in found.probes])
     console = output.console()

@@ -46,6 +46,15 @@ def open_to_write(db: str | None) -> closing[SqlStore]:
     return closing(open_store(db))
 
 
+def open_to_change(db: str | None) -> closing[SqlStore]:
+    """The store, for what makes no sense in a new one. Raises StoreError where its file is not there yet."""
+    url = database_url(db)
+    file = database_file(url)
+    if file is not None and not os.path.exists(file):
+        raise StoreError(f"there is no database yet ({url}): autotune db migrate makes one")
+    return open_to_write(db)
+
+
 def stored_models(db: str | None) -> Sequence[ModelSpec]:
     """All stored models; none without a database."""
     if not is_there(db):
@@ -84,12 +93,9 @@ def migrate(db: options.Database = None, as_json: options.AsJson = False) -> Non
 
     make_folder(db)
     done = maintenance.migrate(database_url(db))
-    if as_json:
-        output.print_json(asdict(done))
-    elif done.found == done.now:
-        output.console().print(f"{done.database} is up to date (schema {done.now})")
-    else:
-        output.console().print(f"{done.database}: schema {done.found or 'none'} -> {done.now}")
+    changed = f"{done.database}: schema {done.found or 'none'} -> {done.now}"
+    same = f"{done.database} is up to date (schema {done.now})"
+    output.tell(asdict(done), same if done.found == done.now else changed, as_json=as_json)
 
 
 @app.command()
@@ -98,11 +104,8 @@ def check(db: options.Database = None, as_json: options.AsJson = False) -> int:
     from storage.care import maintenance
 
     found = maintenance.check(database_url(db))
-    if as_json:
-        output.print_json({**asdict(found), "sound": found.sound})
-    else:
-        lines = found.problems or (f"{found.database} is sound (schema {found.schema})",)
-        output.console().print("\n".join(lines))
+    lines = found.problems or (f"{found.database} is sound (schema {found.schema})",)
+    output.tell({**asdict(found), "sound": found.sound}, "\n".join(lines), as_json=as_json)
     return 0 if found.sound else StoreError.exit_code
 
 
@@ -112,14 +115,11 @@ def stats(db: options.Database = None, as_json: options.AsJson = False) -> None:
     from storage.care import maintenance
 
     found = maintenance.stats(database_url(db))
-    if as_json:
-        output.print_json(asdict(found))
-        return
-    console, table = output.console(), output.table("", "<table", "rows")
-    console.print(f"{found.database}, schema {found.schema}, {output.bytes_text(found.size_bytes)}")
-    for name, rows in found.rows.items():
-        table.add_row(name, f"{rows:,}")
-    console.print(table)
+    told = f"{found.database}, schema {found.schema}, {output.bytes_text(found.size_bytes)}"
+    output.tell(asdict(found), told, as_json=as_json)
+    if not as_json:
+        rows = [{"table": name, "rows": f"{count:,}"} for name, count in found.rows.items()]
+        output.console().print(output.listing("", rows, ("<table", "table"), ("rows", "rows")))
 
 
 @app.command()
@@ -176,23 +176,17 @@ def compact(
     from storage.care.compaction import compact as compact_database
 
     done = compact_database(database_url(db), age=timedelta(days=older_than), kept=keep)
-    if as_json:
-        output.print_json({**asdict(done), "before": done.before.isoformat()})
-        return
-    console = output.console()
-    console.print(f"{done.database}: what ended before {done.before:%Y-%m-%d %H:%M} UTC", soft_wrap=True)
-    console.print(
+    output.tell(
+        {**asdict(done), "before": done.before.isoformat()},
+        f"{done.database}: what ended before {done.before:%Y-%m-%d %H:%M} UTC\n"
         f"{done.samples:,} single steps and {done.readings:,} collective readings are summaries now; "
         f"{done.logs:,} logs, {done.events:,} events, {done.reports:,} reports of ended jobs, what {done.ranks:,} "
-        f"ranks saw, {done.incidents:,} incidents of nodes and {done.keys:,} idempotency keys are gone",
-        soft_wrap=True,
+        f"ranks saw, {done.incidents:,} incidents of nodes and {done.keys:,} idempotency keys are gone\n"
+        f"{output.bytes_text(done.size_before_bytes)} -> {output.bytes_text(done.size_after_bytes)}",
+        as_json=as_json,
     )
-    console.print(f"{output.bytes_text(done.size_before_bytes)} -> {output.bytes_text(done.size_after_bytes)}")
 
 
 def _print_copy(done: Copy, sentence: str, *, as_json: bool) -> None:
-    if as_json:
-        output.print_json(asdict(done))
-    else:
-        rows = sum(done.rows.values())
-        output.console().print(f"{sentence}: {rows:,} rows, schema {done.schema}", soft_wrap=True)
+    rows = sum(done.rows.values())
+    output.tell(asdict(done), f"{sentence}: {rows:,} rows, schema {done.schema}", as_json=as_json)

@@ -1,4 +1,4 @@
-"""`autotune import` and `autotune imports`: what was measured elsewhere, kept under the name of its source."""
+"""`autotune import`, `imports` and `export`: what was measured elsewhere, kept by its source; our own as files."""
 
 from __future__ import annotations
 
@@ -10,14 +10,13 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from autotune.cli import options, output
-from autotune.cli.imports_view import print_imported, run_data
 from autotune.errors import InputError, StoreConflictError
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from autotune.imports import Format, Imported, Stated
-    from autotune.specs.imported import ImportBatch
+    from autotune.specs.imported import ImportBatch, ImportedRun
     from storage import SqlStore
 
 _UNSTATED = "What a log does not state itself"
@@ -79,10 +78,8 @@ def import_files(
             _keep(store, batch, content, read, dry_run=dry_run, named=source is not None)
             for batch, content, read in found
         ]
-    if as_json:
-        output.print_json({"source": name, "dry_run": dry_run, "files": answers})
-    else:
-        print_imported(name, answers, dry_run=dry_run)
+    told = {"source": name, "dry_run": dry_run, "files": answers}
+    output.tell(told, lambda: _print_imported(name, answers, dry_run=dry_run), as_json=as_json)
 
 
 def imports(
@@ -98,21 +95,15 @@ def imports(
     if forget is not None:
         with open_to_write(db) as store:
             count = store.forget_import(forget)
-        if as_json:
-            output.print_json({"forgotten": forget, "files": count})
-        else:
-            output.console().print(f"forgotten: {count} files of {forget}")
+        output.tell({"forgotten": forget, "files": count}, f"forgotten: {count} files of {forget}", as_json=as_json)
         return
     with open_to_read(db) as store:
-        batches = store.imports()
-    if as_json:
-        output.print_json({"imports": [batch.to_data() for batch in batches]})
-        return
-    table = output.table("", "<source", "<file", "<format", "size", "<imported")
-    for batch in batches:
-        size, moment = output.bytes_text(batch.size_bytes), f"{batch.imported_at:%Y-%m-%d %H:%M}"
-        table.add_row(batch.source, batch.file_name, batch.format, size, moment)
-    output.console().print(table)
+        batches = [batch.to_data() for batch in store.imports()]
+    output.tell_list(
+        "imports", batches, ("<source", "source"), ("<file", "file_name"), ("<format", "format"),
+        ("size", "size_bytes"), ("<imported", "imported_at"),
+        empty="Nothing was imported yet: autotune import", as_json=as_json,
+    )  # fmt: skip
 
 
 def _format(name: str) -> Format:
@@ -193,7 +184,7 @@ def _store(db: str | None, *, dry_run: bool) -> Any:
 
 def _require_same(store: SqlStore, twin: ImportBatch, batch: ImportBatch, read: Imported, *, named: bool) -> None:
     """Refuses content that is stored already under another source or read with other options: it would not change."""
-    anew = f"`autotune imports --forget {twin.source}` makes room to read it anew"
+    anew = f"`autotune imports --forget {twin.source}` makes room to read it again"
     if named and twin.source != batch.source:
         raise InputError("--source", batch.source, f"{batch.file_name} is stored as {twin.source}; {anew}")
     kept = [run.model_copy(update={"where": ""}) for run in store.imported_runs(twin.source)]
@@ -223,7 +214,69 @@ def _keep(
         "stored": twin is None and not dry_run,
         "already": None if twin is None else twin.to_data(),
         "replaces": [] if twin else [item.file_name for item in outdated],
-        "runs": [run_data(run) for run in read.runs],
+        "runs": [_run_data(run) for run in read.runs],
         "readings": [{"where": item.where, **item.reading.to_data()} for item in read.readings],
         "notes": list(read.notes),
     }
+
+
+def _run_data(run: ImportedRun) -> dict[str, Any]:
+    """A run as --json shows it: model and cluster by name, the kind of a failure."""
+    data = {name: value for name, value in run.to_data().items() if name not in {"framework", "group"}}
+    failure = None if run.failure is None else run.failure.kind.value
+    return {**data, "model": run.model.name, "cluster": run.cluster.name, "failure": failure}
+
+
+def _print_imported(source: str, answers: Sequence[dict[str, Any]], *, dry_run: bool) -> None:
+    """The runs of all files as a table, then a sentence a file."""
+    console = output.console()
+    runs = [run for answer in answers for run in answer["runs"]]
+    table = output.listing(
+        "", runs, ("<where", "where"), ("<model", "model"), ("<plan", "plan"),
+        ("tokens/s/GPU", lambda run: run["failure"] or output.count_text(run["tokens_per_s_per_gpu"])),
+        ("95 % interval", "interval_tokens_per_s_per_gpu"), ("steps", "steps"),
+        ("peak reserved", "peak_reserved_bytes"),
+    )  # fmt: skip
+    if runs:
+        console.print(table)
+    for answer in answers:
+        for note in answer["notes"]:
+            console.print(f"note: {note}", soft_wrap=True)
+        console.print(_sentence(source, answer, dry_run=dry_run), soft_wrap=True)
+
+
+def _sentence(source: str, answer: dict[str, Any], *, dry_run: bool) -> str:
+    what = f"{answer['file']}: {len(answer['runs'])} runs and {len(answer['readings'])} collective readings"
+    if answer["already"]:
+        known = answer["already"]
+        return (
+            f"{what}: imported already as {known['source']} ({known['file_name']}); nothing was changed, whatever was "
+            f"said of it this time: autotune imports --forget {known['source']} first"
+        )
+    replaced = f", in place of {', '.join(answer['replaces'])}" if answer["replaces"] else ""
+    return f"{what} {'would be ' if dry_run else ''}imported as {source}{replaced}"
+
+
+def export(
+    table: Annotated[
+        str,
+        typer.Option(
+            "--table",
+            help="trials, tunings, probes, collective, layer, step, ranks, profiles, or runs (for a backtest).",
+        ),
+    ] = "trials",
+    format: Annotated[str, typer.Option("--format", metavar="csv|parquet", help="The file's format.")] = "csv",
+    out: Annotated[Path | None, typer.Option("--out", metavar="FILE", help="Default: TABLE.FORMAT.")] = None,
+    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace the file if it exists.")] = False,
+    db: options.Database = None,
+    as_json: options.AsJson = False,
+) -> None:
+    """Write one table to a file; moments in UTC, seconds and bytes as numbers."""
+    from autotune.cli.database import open_to_read
+    from storage import frames
+
+    with open_to_read(db) as store:
+        path = frames.export(store, table, format, out or Path(f"{table}.{format}"), overwrite=overwrite)
+    size = path.stat().st_size
+    told = {"table": table, "format": format, "path": str(path), "size_bytes": size}
+    output.tell(told, f"{path} ({output.bytes_text(size)})", as_json=as_json)

@@ -22,25 +22,22 @@ from typing import Annotated
 import typer
 
 from autotune.cli import (
+    asking,
     backtest,
-    cluster,
+    best,
+    catalog,
+    check,
     database,
-    export,
+    fleet,
     imports,
-    keys,
-    known,
-    models,
+    nodes,
     output,
     plan,
     probe,
     regress,
-    remote,
-    remote_fleet,
-    results,
-    serve,
     tune,
+    tunings,
 )
-from autotune.cli import worker as fleet
 from autotune.errors import AutotuneError, InputError, NothingFitsError
 
 app = typer.Typer(
@@ -54,29 +51,30 @@ _TUNE, _PLAN, _RECORDS, _CATALOG = "Measure", "Estimate", "What was measured", "
 _FLEET = "Fleet"
 
 app.command("tune", rich_help_panel=_TUNE)(tune.tune)
+probe.app.command("check")(check.check)
 app.add_typer(probe.app, name="probe", rich_help_panel=_TUNE)
 app.command("plan", rich_help_panel=_PLAN)(plan.plan)
 app.command("estimate", rich_help_panel=_PLAN)(plan.estimate)
 app.command("backtest", rich_help_panel=_RECORDS)(backtest.backtest)
-app.command("best", rich_help_panel=_RECORDS)(results.best)
-app.add_typer(known.app, name="known", rich_help_panel=_RECORDS)
+app.command("best", rich_help_panel=_RECORDS)(best.best)
+app.add_typer(best.app, name="known", rich_help_panel=_RECORDS)
 app.add_typer(regress.app, name="regress", rich_help_panel=_RECORDS)
-app.command("show", rich_help_panel=_RECORDS)(results.show)
-app.command("history", rich_help_panel=_RECORDS)(results.history)
-app.command("export", rich_help_panel=_RECORDS)(export.export)
+app.command("show", rich_help_panel=_RECORDS)(tunings.show)
+app.command("history", rich_help_panel=_RECORDS)(tunings.history)
+app.command("export", rich_help_panel=_RECORDS)(imports.export)
 app.command("import", rich_help_panel=_RECORDS)(imports.import_files)
 app.command("imports", rich_help_panel=_RECORDS)(imports.imports)
-app.add_typer(cluster.app, name="cluster", rich_help_panel=_CATALOG)
-app.add_typer(models.app, name="models", rich_help_panel=_CATALOG)
-app.command("gpus", rich_help_panel=_CATALOG)(models.gpus)
-app.command("schema", rich_help_panel=_CATALOG)(models.schema)
+app.add_typer(catalog.clusters, name="cluster", rich_help_panel=_CATALOG)
+app.add_typer(catalog.models, name="models", rich_help_panel=_CATALOG)
+app.command("gpus", rich_help_panel=_CATALOG)(catalog.gpus)
+app.command("schema", rich_help_panel=_CATALOG)(catalog.schema)
 app.add_typer(database.app, name="db", rich_help_panel=_CATALOG)
-app.command("serve", rich_help_panel=_FLEET)(serve.serve)
+app.command("serve", rich_help_panel=_FLEET)(fleet.serve)
 app.command("worker", rich_help_panel=_FLEET)(fleet.worker)
 app.command("beat", rich_help_panel=_FLEET)(fleet.beat)
-app.add_typer(keys.app, name="keys", rich_help_panel=_FLEET)
-app.command("cancel", rich_help_panel=_FLEET)(remote_fleet.cancel)
-app.add_typer(remote_fleet.app, name="nodes", rich_help_panel=_FLEET)
+app.add_typer(nodes.keys, name="keys", rich_help_panel=_FLEET)
+app.command("cancel", rich_help_panel=_FLEET)(tunings.cancel)
+app.add_typer(nodes.nodes, name="nodes", rich_help_panel=_FLEET)
 
 
 def _print_version(asked: bool) -> None:
@@ -94,7 +92,7 @@ def root(
             "--server",
             metavar="URL",
             help="Ask this server (http://HOST:PORT) instead of this machine: tune, show, history, best, plan, cancel, "
-            "nodes, cluster list, models list. Default: $AUTOTUNE_SERVER; the key is $AUTOTUNE_API_KEY.",
+            "known list, nodes, cluster list, models list. Default: $AUTOTUNE_SERVER; the key is $AUTOTUNE_API_KEY.",
         ),
     ] = None,
     _version: Annotated[
@@ -102,7 +100,7 @@ def root(
     ] = False,
 ) -> None:
     """Finds, by measuring, the hybrid-parallel plan that trains a model fastest on a cluster."""
-    remote.use_server(server, context.invoked_subcommand or "")
+    asking.use_server(server, context.invoked_subcommand or "")
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -162,7 +160,7 @@ def _report(error: AutotuneError, *, as_json: bool) -> int:
         output.print_json(output.error_data(error))
     output.print_error(str(error))
     if isinstance(error, NothingFitsError) and not as_json:
-        output.print_misses(error)
+        output.print_misses(error.misses)
     return error.exit_code
 
 

@@ -13,16 +13,38 @@ from autotune.errors import AutotuneError, InputError, NothingFitsError
 PIPE_WIDTH = 160
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Mapping, Sequence
+
     from rich.console import Console
     from rich.table import Table
 
-    from autotune.export import LaunchArguments
-    from autotune.specs import Spec, TuningState
+    from autotune.specs import Spec
+
+    Row = Mapping[str, Any]
+    Column = tuple[str, str | Callable[[Any], str]]
 
 
 def print_json(data: object) -> None:
     """Prints one JSON document. Numbers that are not finite are a bug and raise ValueError."""
     sys.stdout.write(json.dumps(data, indent=2, allow_nan=False) + "\n")
+
+
+def tell(data: object, people: str | Callable[[], None], *, as_json: bool) -> None:
+    """An answer: as JSON, or as the sentence for people, or as what prints it for them."""
+    if as_json:
+        print_json(data)
+    elif isinstance(people, str):
+        console().print(people, soft_wrap=True)
+    else:
+        people()
+
+
+def tell_list(name: str, rows: Sequence[Row], *columns: Column, empty: str, as_json: bool, title: str = "") -> None:
+    """A list: as JSON, an object with the list under its name, or as a table; `empty` says what would fill it."""
+    if as_json:
+        print_json({name: rows})
+    else:
+        console().print(listing(title, rows, *columns) if rows else empty)
 
 
 def print_spec(spec: Spec, *, as_json: bool) -> None:
@@ -80,6 +102,53 @@ def table(title: str, *columns: str) -> Table:
     return result
 
 
+def listing(title: str, rows: Iterable[Row], *columns: Column) -> Table:
+    """A table of rows given as plain data.
+
+    Args:
+        title: above it, if not empty.
+        rows: an item a row.
+        columns: the heading (`table`) and where its value stands in a row: a name, a path such as `estimate.mfu`, or
+            what makes the text.
+    """
+    result = table(title, *(heading for heading, _ in columns))
+    for row in rows:
+        result.add_row(*(_at(row, place) if isinstance(place, str) else place(row) for _, place in columns))
+    return result
+
+
+def facts(title: str, column: str, rows: Mapping[str, str]) -> Table:
+    """A table of names and what is said of each."""
+    result = table(title, "<what", f"<{column}")
+    for row in rows.items():
+        result.add_row(*row)
+    return result
+
+
+def _at(row: Row, path: str) -> str:
+    value: Any = row
+    for name in path.split("."):
+        value = None if value is None else value.get(name)
+    return value_text(path.rpartition(".")[2], value)
+
+
+def value_text(name: str, value: Any) -> str:
+    """A value of an answer for people: the unit stands in its name."""
+    if value is None or value == "":
+        return "-"
+    if isinstance(value, (str, bool)):
+        yes_or_no = ("yes" if value else "no") if isinstance(value, bool) else value
+        return moment_text(yes_or_no) if name.endswith("_at") else yes_or_no
+    if isinstance(value, list):
+        return " - ".join(count_text(item) for item in value)
+    if name == "plan":
+        return plan_text(value)
+    for ending, text in _TEXTS.items():
+        if name.endswith(ending):
+            return text(value)
+    return str(value) if isinstance(value, int) else count_text(value)
+
+
 def error_data(error: AutotuneError) -> dict[str, Any]:
     """The object that --json prints for an error: `message` always, the rest where the error has it."""
     data: dict[str, Any] = {"what": None, "value": None, "allowed": None, "message": str(error)}
@@ -96,13 +165,10 @@ def print_error(message: str) -> None:
     sys.stderr.write("error: " + " ".join(message.split()) + "\n")
 
 
-def print_misses(error: NothingFitsError) -> None:
-    """The nearest misses and what would make each fit, on standard error."""
-    misses = table("Nearest misses (estimates)", "<plan", "needs", "has", "<would fit if")
-    for miss in error.misses:
-        sizes = [bytes_text(float(str(miss[key]))) for key in ("needs_bytes", "has_bytes")]
-        misses.add_row(str(miss["plan"]), *sizes, str(miss["would_fit_if"]))
-    error_console().print(misses)
+def print_misses(misses: Sequence[Row]) -> None:
+    """Plans that nearly fit and what would make each fit, on standard error."""
+    columns = (("<plan", lambda miss: miss["plan"]), ("needs", "needs_bytes"), ("has", "has_bytes"))
+    error_console().print(listing("Nearest misses (estimates)", misses, *columns, ("<would fit if", "would_fit_if")))
 
 
 def plan_text(plan: dict[str, Any]) -> str:
@@ -160,44 +226,43 @@ def percent_text(share: float | None) -> str:
     return "-" if share is None else f"{share:.1%}"
 
 
-def print_launch(launch: LaunchArguments) -> None:
-    """The command, the file it reads, and what is left to the user."""
+_TEXTS: dict[str, Callable[[Any], str]] = {
+    "gpu_s": lambda value: f"{value:.0f}",
+    "gpu_s_spent": lambda value: f"{value:.0f}",
+    "bytes_per_s": rate_text,
+    "bytes": bytes_text,
+    "per_s": count_text,
+    "_s": seconds_text,
+    "mfu": percent_text,
+    "p_fits": percent_text,
+}
+
+
+def speed_text(figures: Mapping[str, Any], unit: str = "") -> str:
+    """A measured speed with its interval and how often it was measured; `unit` where nothing else says what it is."""
+    low, high = (count_text(value) for value in figures["interval"])
+    runs = runs_text(figures["repeats"])
+    return f"{count_text(figures['tokens_per_s_per_gpu'])} {unit}(95 % interval {low} to {high}, {runs})"
+
+
+def workload_text(workload: Mapping[str, Any]) -> str:
+    """A workload given as plain data."""
+    return f"sequence {workload['seq_len']}, {workload['global_batch']} sequences a step, {workload['dtype']}"
+
+
+def moment_text(moment: str, *, seconds: bool = False) -> str:
+    """A moment of an answer for people, to the minute or the second."""
+    return moment[: 19 if seconds else 16].replace("T", " ")
+
+
+def print_launch(launch: Mapping[str, Any]) -> None:
+    """The command of launch arguments (export.LaunchArguments as plain data), its file, and what is left to do."""
     import shlex
 
     # The launcher's variables must reach the shell unquoted by single quotes.
-    command = " ".join(f'"{word}"' if "$" in word else shlex.quote(word) for word in launch.argv)
-    lines = [f"Launch with {launch.target}:", command]
-    if launch.config:
-        lines += [f"with {launch.config_name}:", launch.config]
-    lines += [f"note: {note}" for note in launch.notes]
+    command = " ".join(f'"{word}"' if "$" in word else shlex.quote(word) for word in launch["argv"])
+    lines = [f"Launch with {launch['target']}:", command]
+    if launch["config"]:
+        lines += [f"with {launch['config_name']}:", launch["config"]]
+    lines += [f"note: {note}" for note in launch["notes"]]
     sys.stdout.write("\n".join(lines) + "\n")
-
-
-def print_under_way(answer: dict[str, Any]) -> None:
-    """Says of the best plan of a tuning that goes on that it may not be its last word."""
-    from autotune.specs import TuningState
-
-    if not TuningState(answer["state"]).ended:
-        line = f"Tuning {answer['tuning']} is still under way ({answer['state']}): this is its best plan so far"
-        console().print(line, soft_wrap=True)
-
-
-def print_newer(newest: str, state: TuningState, shown: str) -> None:
-    """Says that an older tuning is shown because the newest, which goes on, has measured nothing complete yet."""
-    if newest != shown and not state.ended:
-        line = f"Tuning {newest} is under way ({state}) and has no complete trial yet: this is of an earlier one"
-        error_console().print(line, soft_wrap=True)
-
-
-def print_history(rows: list[dict[str, Any]]) -> None:
-    """Tunings as rows of a list (tuning.report.history_data)."""
-    listed = table(
-        "", "<tuning", "<created (UTC)", "<model", "<cluster", "<state", "trials", "GPU-s", "<best plan", "tokens/s/GPU"
-    )
-    for row in rows:
-        listed.add_row(
-            row["tuning"], row["created_at"][:16].replace("T", " "), row["model"], row["cluster"], row["state"],
-            str(row["trials"]), f"{row['gpu_s_spent']:.0f}",
-            plan_text(row["plan"]) if row["plan"] else "-", count_text(row["tokens_per_s_per_gpu"]),
-        )  # fmt: skip
-    console().print(listed if rows else "Nothing was tuned yet: autotune tune")

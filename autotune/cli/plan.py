@@ -6,8 +6,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from autotune.cli import options, output, remote, remote_fleet
-from autotune.errors import IllegalPlanError, InputError
+from autotune.cli import options, output
+from autotune.cli.asking import ask, asked_server
+from autotune.cli.inputs import read_inputs, read_space
+from autotune.cli.tunings import print_explanation
+from autotune.errors import IllegalPlanError, InputError, NothingFitsError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -15,9 +18,12 @@ if TYPE_CHECKING:
     from rich.table import Table
 
     from autotune.cli.inputs import Inputs
-    from autotune.search.offline import Ranking
+    from autotune.explain.whatif import Setting
+    from autotune.imports.expected import ExpectedRanking
     from autotune.search.space import Runtime
-    from autotune.specs import BytesByPart, Estimate, Plan, Profile, SecondsByPart
+    from autotune.specs import Plan
+
+BAR, MAX_BAR = 20, 1.5
 
 
 def plan(
@@ -46,62 +52,58 @@ def plan(
     history: options.History = None,
     db: options.Database = None,
     as_json: options.AsJson = False,
-) -> None:
+) -> int:
     """Rank all legal plans by estimate, without any hardware. With --plan: that one, or why it is not legal.
 
-    Speeds come from the cluster's profile if the database has one, else from the catalog.
+    Speeds come from the cluster's profile if the database has one, else from the catalog. Exit status 3 if none fits.
     """
     dimensions = {
         "tp": tp, "pp": pp, "micro_batch": micro_batch, "zero_stage": zero_stage, "recompute": recompute,
         "sequence_parallel": sequence_parallel, "schedule": schedule,
     }  # fmt: skip
-    if remote.asked_server():
-        if plan is not None or explain or scaling or history is not None or db is not None:
-            allowed = "--plan, --explain, --scaling, --history and --db work on this machine only: leave it out"
-            raise InputError("--server", remote.asked_server(), allowed)
-        asked = {
-            "seq_len": seq_len, "global_batch": global_batch, "dtype": dtype, "top": top, **dimensions,
-        }  # fmt: skip
-        remote_fleet.print_plans(model, cluster, asked, as_json=as_json)
-        return
-    from autotune.cli.database import stored_profile
-    from autotune.cli.expected import expected_ranking, print_expected
-    from autotune.cli.explain_view import explanation_of, print_explained, print_scaling, scaling_of
-    from autotune.cli.inputs import read_inputs, read_space
-    from autotune.search.offline import rank
-    from autotune.search.space import require_bounded
-    from autotune.tuning.report import ranking_data
-
+    question: dict[str, Any] = {
+        "model": model, "cluster": cluster, "seq_len": seq_len, "global_batch": global_batch, "dtype": dtype,
+    }  # fmt: skip
+    only_here = plan is not None or explain or scaling or history is not None
+    if (server := asked_server(db)) is not None:
+        if only_here:
+            allowed = "--plan, --explain, --scaling and --history work on this machine only: leave it out"
+            raise InputError("--server", server, allowed)
+        question = _named_there(question)
+    space = read_space(**dimensions)
+    if not only_here:
+        with ask(db) as answers:
+            data = answers.plans(**question, **space.to_data(), top=top)
+        output.print_json(data) if as_json else _print_ranking(data)
+        return 0
     _require_one_question(plan, dimensions, history, explain=explain, scaling=scaling)
-    inputs = read_inputs(model=model, cluster=cluster, seq_len=seq_len, global_batch=global_batch, dtype=dtype, db=db)
+    from autotune.cli.database import stored_profile
+    from autotune.explain.whatif import Setting
+    from autotune.search.space import require_bounded
+
+    inputs = read_inputs(**question, db=db)
     if plan is None or explain or scaling:
         require_bounded(inputs.model, inputs.cluster, inputs.workload)
-    profile = stored_profile(inputs.cluster, db)
-    space = read_space(**dimensions)
+    chosen = None if plan is None else read_plan(inputs, plan)
+    setting = Setting(
+        model=inputs.model, cluster=inputs.cluster, workload=inputs.workload, space=space,
+        profile=stored_profile(inputs.cluster, db),
+    )  # fmt: skip
     if history is not None:
-        chosen = None if plan is None else read_plan(inputs, plan)
-        print_expected(
-            inputs, expected_ranking(inputs, space, chosen, profile, history, db, top), history, as_json=as_json
-        )
-        return
+        return _print_expected(setting, chosen, history, db, top, as_json=as_json)
     if scaling:
-        curve = scaling_of(inputs, space, profile)
-        if as_json:
-            output.print_json({**_request_data(inputs), "scaling": curve.to_data()})
-        else:
-            print_scaling(inputs, curve)
-        return
-    if plan is not None:
-        ranking = _ranking_of_one(inputs, read_plan(inputs, plan), profile)
-    else:
-        ranking = rank(inputs.model, inputs.cluster, inputs.workload, space, profile=profile, limit=top)
-    explanation = explanation_of(inputs, space, profile, ranking.plans[0].plan) if explain else {}
-    if as_json:
-        output.print_json(ranking_data(inputs.model, inputs.cluster, inputs.workload, ranking) | explanation)
-        return
-    _print_ranking(inputs, ranking)
-    if explain:
-        print_explained(ranking.plans[0].plan, explanation)
+        _print_scaling(setting, as_json=as_json)
+        return 0
+    return _print_explained(setting, chosen, top, explain=explain, as_json=as_json)
+
+
+def _named_there(question: dict[str, Any]) -> dict[str, Any]:
+    """What a server is asked for: its own clusters, and the smallest preset where no model is named."""
+    from autotune.catalog import smallest
+
+    if question["cluster"] is None:
+        raise InputError("--cluster", None, "name one of the server's clusters: autotune --server URL cluster list")
+    return question | {"model": question["model"] or smallest().name}
 
 
 def _require_one_question(
@@ -132,62 +134,167 @@ def read_plan(inputs: Inputs, text: str, runtime: Runtime | None = None) -> Plan
     return plan
 
 
-def _ranking_of_one(inputs: Inputs, plan: Plan, profile: Profile | None) -> Ranking:
-    """One plan as a ranking, whether it fits or not."""
+# ----------------------------------------------------------------------------------------------------
+# The ranking, or one plan of it, with what explains it.
+
+
+def _print_explained(setting: Setting, chosen: Plan | None, top: int, *, explain: bool, as_json: bool) -> int:
+    """Prints the ranking, or one plan as a ranking, whether it fits or not: that is the exit status."""
     import time
 
-    from autotune.cost.estimate import estimate as estimate_plan
-    from autotune.search.offline import RankedPlan, Ranking
+    from autotune.explain.explanation import explained
+    from autotune.search.offline import RankedPlan, Ranking, rank
+    from autotune.tuning.report import ranking_data
 
-    started = time.perf_counter()
-    found = estimate_plan(inputs.model, inputs.cluster, inputs.workload, plan, profile)
-    seconds = time.perf_counter() - started
-    ranked = RankedPlan(plan=plan, estimate=found)
-    return Ranking(legal=1, fitting=int(found.fits), seconds=seconds, estimates_per_s=1 / seconds, plans=(ranked,))
+    question = setting.model, setting.cluster, setting.workload
+    if chosen is None:
+        ranking = rank(*question, setting.space, profile=setting.profile, limit=top)
+    else:
+        from autotune.cost.estimate import estimate as estimate_plan
+
+        started = time.perf_counter()
+        found = estimate_plan(*question, chosen, setting.profile)
+        seconds = time.perf_counter() - started
+        one = (RankedPlan(plan=chosen, estimate=found),)
+        ranking = Ranking(legal=1, fitting=int(found.fits), seconds=seconds, estimates_per_s=1 / seconds, plans=one)
+    first = ranking.plans[0].plan
+    data = ranking_data(*question, ranking) | (explained(setting, first) if explain else {})
+    if as_json:
+        output.print_json(data)
+        return 0 if ranking.fitting else NothingFitsError.exit_code
+    _print_ranking(data)
+    if explain:
+        console = output.console()
+        console.print(f"\nPlan {first.key}", style="bold")
+        if data["rejection"]:
+            best = output.plan_text(data["rejection"]["best"])
+            console.print(f"Against the best plan, {best}: {data['rejection']['text']}", soft_wrap=True)
+        print_explanation(console, data["explanation"])
+    return 0 if ranking.fitting else NothingFitsError.exit_code
 
 
-def _request_data(inputs: Inputs) -> dict[str, Any]:
-    from autotune.tuning.report import request_data
-
-    return request_data(inputs.model, inputs.cluster, inputs.workload)
-
-
-def _print_ranking(inputs: Inputs, ranking: Ranking) -> None:
-    table = output.table("", "<plan", "tokens/s/GPU", "step", "MFU", "peak memory", "<fits", "<largest losses")
-    for each in ranking.plans:
-        found = each.estimate
-        table.add_row(
-            each.plan.key,
-            output.count_text(found.tokens_per_s_per_gpu),
-            output.seconds_text(found.step_time_s),
-            output.percent_text(found.mfu),
-            output.bytes_text(found.peak_memory_bytes),
-            "yes" if found.fits else "no",
-            _losses(found),
-        )
+def _print_ranking(data: dict[str, Any]) -> None:
+    table = output.listing(
+        "", data["plans"], ("<plan", "plan"), ("tokens/s/GPU", "estimate.tokens_per_s_per_gpu"),
+        ("step", "estimate.step_time_s"), ("MFU", "estimate.mfu"), ("peak memory", "estimate.peak_memory_bytes"),
+        ("<fits", "estimate.fits"), ("<largest losses", lambda each: _losses(each["estimate"])),
+    )  # fmt: skip
     console = output.console()
-    console.print(_heading(inputs, ranking.plans[0].estimate), soft_wrap=True)
+    console.print(_heading(data), soft_wrap=True)
     console.print(table)
     console.print(
-        f"{ranking.legal:,} legal plans, {ranking.fitting:,} estimated to fit; {ranking.seconds:.2f} s, "
-        f"{ranking.estimates_per_s:,.0f} estimates/s"
+        f"{data['legal']:,} legal plans, {data['fitting']:,} estimated to fit; {data['seconds']:.2f} s, "
+        f"{data['estimates_per_s']:,.0f} estimates/s"
     )
 
 
-def _heading(inputs: Inputs, found: Estimate) -> str:
-    workload = inputs.workload
+def _heading(data: dict[str, Any]) -> str:
     return (
-        f"Estimates from the {found.basis.value} for {inputs.model.name} on {inputs.cluster.name} "
-        f"({inputs.cluster.devices} devices): sequence {workload.seq_len}, {workload.global_batch} sequences a step, "
-        f"{workload.dtype.value}"
+        f"Estimates from the {data['basis']} for {data['model']} on {data['cluster']} ({data['devices']} devices): "
+        f"{output.workload_text(data['workload'])}"
     )
 
 
-def _losses(found: Estimate) -> str:
+def _losses(found: dict[str, Any]) -> str:
     """The two largest parts of the step that are not compute."""
-    parts = {name: seconds for name, seconds in found.seconds.to_data().items() if name != "compute" and seconds > 0}
+    parts = {name: seconds for name, seconds in found["seconds"].items() if name != "compute" and seconds > 0}
     largest = sorted(parts, key=lambda name: -parts[name])[:2]
-    return ", ".join(f"{name} {parts[name] / found.step_time_s:.1%}" for name in largest)
+    return ", ".join(f"{name} {parts[name] / found['step_time_s']:.1%}" for name in largest)
+
+
+# ----------------------------------------------------------------------------------------------------
+# --scaling: the best plan over numbers of devices.
+
+
+def _print_scaling(setting: Setting, *, as_json: bool) -> None:
+    from autotune.explain.scaling import INTERVAL, scaling_curve
+    from autotune.tuning.report import request_data
+
+    curve, workload = scaling_curve(setting), setting.workload
+    if as_json:
+        head = request_data(setting.model, setting.cluster, workload)
+        output.print_json({**head, "scaling": curve.to_data()})
+        return
+    console = output.console()
+    console.print(
+        f"Scaling of {setting.model.name} on clusters like {setting.cluster.name}: {workload.global_batch} sequences "
+        f"of {workload.seq_len} a step on any number of GPUs. E(N) = tokens/s/GPU over that of the smallest number "
+        f"that fits; interval: {INTERVAL}. All figures are estimates.",
+        soft_wrap=True,
+    )
+    table = output.listing(
+        "", curve.to_data()["points"], ("GPUs", "devices"), ("<best plan", "plan"),
+        ("tokens/s/GPU", "tokens_per_s_per_gpu"), ("E(N)", lambda each: f"{each['efficiency']:.2f}"),
+        ("90 %", lambda each: "-".join(f"{value:.2f}" for value in each["interval"])),
+        ("added GPUs", lambda each: output.percent_text(each["marginal"])),
+        ("<E(N)", lambda each: "#" * round(BAR * min(each["efficiency"], MAX_BAR))), ("<largest loss", "limit"),
+    )  # fmt: skip
+    console.print(table)
+    if curve.left_out:
+        console.print("No legal plan fits on " + ", ".join(str(devices) for devices in curve.left_out) + " GPUs.")
+    console.print(curve.text[0].upper() + curve.text[1:] + ".", soft_wrap=True)
+
+
+# ----------------------------------------------------------------------------------------------------
+# --history SOURCE: the ranking once imports were learned from.
+
+
+def _print_expected(
+    setting: Setting, plan: Plan | None, source: str, db: str | None, limit: int, *, as_json: bool
+) -> int:
+    """Prints the ranking of the legal space, or of one plan, with what a source's imports teach.
+
+    Raises:
+        UnknownNameError: nothing was imported under that name.
+    """
+    from autotune.tuning.report import request_data
+
+    ranking = _expected_ranking(setting, plan, source, db, limit)
+    head = request_data(setting.model, setting.cluster, setting.workload)
+    data = head | ranking.to_data(source)
+
+    def people() -> None:
+        interval, imported = "expected_interval_tokens_per_s_per_gpu", "imported.tokens_per_s_per_gpu"
+        table = output.listing(
+            "", data["plans"], ("<plan", "plan"), ("expected tokens/s/GPU", "expected_tokens_per_s_per_gpu"),
+            ("90 % interval", interval), (f"imported ({source})", imported), ("runs", "imported.runs"),
+            ("estimate", "estimate.tokens_per_s_per_gpu"), ("peak memory", "estimate.peak_memory_bytes"),
+            ("P(fits)", "p_fits"),
+        )  # fmt: skip
+        console = output.console()
+        console.print(
+            f"Expected for {data['model']} on {data['cluster']} after {source}: {ranking.same} runs of this request, "
+            f"transfers on {ranking.transfers} plans of others, {ranking.readings} collective readings "
+            f"({ranking.framework})",
+            soft_wrap=True,
+        )
+        console.print(table)
+        console.print(f"{ranking.legal:,} legal plans; only the imported column was measured, by others")
+
+    output.tell(data, people, as_json=as_json)
+    return 0 if ranking.plans else NothingFitsError.exit_code
+
+
+def _expected_ranking(setting: Setting, plan: Plan | None, source: str, db: str | None, limit: int) -> ExpectedRanking:
+    from autotune.cli.database import open_to_read
+    from autotune.cost.table import PlanTable
+    from autotune.imports.expected import rank_with_history
+    from autotune.search.offline import nothing_legal
+
+    question = setting.model, setting.cluster, setting.workload
+    table = setting.plans() if plan is None else PlanTable.of([plan])
+    if not len(table):
+        raise nothing_legal(*question, setting.runtime, setting.space)
+    with open_to_read(db) as store:
+        return rank_with_history(
+            *question, table,
+            runs=store.imported_runs(source), readings=lambda other: store.imported_readings(source, other.key),
+            profile=setting.profile, limit=limit,
+        )  # fmt: skip
+
+
+# ----------------------------------------------------------------------------------------------------
+# One plan by named part.
 
 
 def estimate(
@@ -202,43 +309,39 @@ def estimate(
 ) -> None:
     """Estimate one plan: seconds of a step and bytes of the worst stage, by named part."""
     from autotune.cli.database import stored_profile
-    from autotune.cli.inputs import read_inputs
     from autotune.cost.estimate import estimate as estimate_plan
     from autotune.explain.losses import largest_parts
+    from autotune.tuning.report import request_data
 
     inputs = read_inputs(model=model, cluster=cluster, seq_len=seq_len, global_batch=global_batch, dtype=dtype, db=db)
+    question = inputs.model, inputs.cluster, inputs.workload
     chosen = read_plan(inputs, plan)
-    profile = stored_profile(inputs.cluster, db)
-    found = estimate_plan(inputs.model, inputs.cluster, inputs.workload, chosen, profile)
+    found = estimate_plan(*question, chosen, stored_profile(inputs.cluster, db))
+    shares = dict(largest_parts(found))
+    head = request_data(*question)
     if as_json:
-        shares = {"largest_parts": dict(largest_parts(found))}
-        output.print_json({**_request_data(inputs), "plan": chosen.to_data(), "estimate": found.to_data(), **shares})
-    else:
-        _print_estimate(inputs, chosen, found)
-
-
-def _print_estimate(inputs: Inputs, plan: Plan, found: Estimate) -> None:
-    from autotune.explain.losses import largest_parts
-
+        output.print_json({
+            **head, "plan": chosen.to_data(), "estimate": found.to_data(), "largest_parts": shares,
+        })  # fmt: skip
+        return
     console = output.console()
-    console.print(_heading(inputs, found), f"plan {plan.key}", sep="\n", soft_wrap=True)
-    console.print(_parts("seconds of a step", found.seconds, found.step_time_s, output.seconds_text))
+    console.print(_heading({**head, "basis": found.basis.value}), f"plan {chosen.key}", sep="\n", soft_wrap=True)
+    console.print(_parts("seconds of a step", found.seconds.to_data(), found.step_time_s, output.seconds_text))
     title = f"bytes of the worst stage ({found.worst_stage})"
-    console.print(_parts(title, found.bytes, found.peak_memory_bytes, output.bytes_text))
-    first, *rest = largest_parts(found)
+    console.print(_parts(title, found.bytes.to_data(), found.peak_memory_bytes, output.bytes_text))
+    first, *rest = shares.items()
     then = f"; then {rest[0][0]}, {rest[0][1]:.1%}" if rest else ""
     console.print(f"The step is mostly {first[0]}, {first[1]:.1%}{then} (estimates)")
     fits = "fits" if found.fits else "does not fit"
-    memory = output.bytes_text(inputs.cluster.device.memory_bytes)
     console.print(
         f"{output.count_text(found.tokens_per_s_per_gpu)} tokens/s/GPU, MFU {output.percent_text(found.mfu)}; "
-        f"{fits} in {memory} (estimates)"
+        f"{fits} in {output.bytes_text(inputs.cluster.device.memory_bytes)} (estimates)"
     )
 
 
-def _parts(title: str, parts: SecondsByPart | BytesByPart, total: float, text: Callable[[float], str]) -> Table:
+def _parts(title: str, parts: Mapping[str, float], total: float, text: Callable[[float], str]) -> Table:
     table = output.table("", f"<{title}", "estimate", "share")
-    for name, value in parts.to_data().items():
+    for name, value in parts.items():
         table.add_row(name, text(value), output.percent_text(value / total))
     table.add_section()
     table.add_row("total", text(total), "")

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from autotune.cli import check, options, output
+from autotune.cli import options, output
 from autotune.errors import InputError
 
 if TYPE_CHECKING:
@@ -16,7 +16,6 @@ if TYPE_CHECKING:
     from autotune.specs import ClusterSpec, Fingerprint, ProbeOutcome, ProbeProgress, ProbeRequest
 
 app = typer.Typer(help="Run one probe on this machine.", no_args_is_help=True)
-app.command("check")(check.check)
 
 Deadline = Annotated[float, typer.Option("--deadline-s", metavar="SECONDS", help="End each probe after this long.")]
 Iterations = Annotated[int, typer.Option("--iterations", min=1, help="Timed repeats of each reading.")]
@@ -120,7 +119,7 @@ def step(
     dtype: options.DTypeName = None,
     max_steps: Annotated[int, typer.Option("--max-steps", min=1, help="Timed steps at most.")] = 10,
     seed: Annotated[int, typer.Option("--seed", help="Seed of weights and data.")] = 0,
-    cold: Annotated[bool, typer.Option("--cold", help="Start the ranks afresh through torchrun.")] = False,
+    cold: Annotated[bool, typer.Option("--cold", help="Start fresh ranks for it.")] = False,
     deadline_s: Deadline = DEADLINE_S,
     db: options.Database = None,
     as_json: options.AsJson = False,
@@ -185,7 +184,6 @@ def _measure(
     cluster: ClusterSpec, requests: Sequence[ProbeRequest], *, deadline_s: float, db: str | None, as_json: bool
 ) -> int:
     """Runs the probes one after the other, prints what they found, stores it with --db. Exit status 1 on a failure."""
-    from autotune.cli.probe_tables import outcome_data, print_outcomes
     from autotune.cli.tune_view import probe_text
     from autotune.wiring import open_prober
 
@@ -194,12 +192,13 @@ def _measure(
             environment = prober.fingerprint()
         outcomes = []
         for request in requests:
-            with _progress(probe_text(request)) as on_progress:
+            with _progress(probe_text(request.to_data())) as on_progress:
                 outcomes.append(prober.run(request, deadline_s=deadline_s, on_progress=on_progress))
     if db is not None:
         _store(cluster, environment, requests, outcomes, db)
     if as_json:
-        probes = [outcome_data(*pair) for pair in zip(requests, outcomes, strict=True)]
+        pairs = zip(requests, outcomes, strict=True)
+        probes = [{"request": request.to_data(), **outcome.to_data()} for request, outcome in pairs]
         output.print_json({"cluster": cluster.to_data(), "fingerprint": environment.to_data(), "probes": probes})
     else:
         print_outcomes(cluster, requests, outcomes)
@@ -243,3 +242,62 @@ def _progress(what: str) -> Iterator[OnProgress]:
             status.update(f"{what}: {progress.phase}{count}{seconds}")
 
         yield show
+
+
+def print_outcomes(cluster: ClusterSpec, requests: Sequence[ProbeRequest], outcomes: Sequence[ProbeOutcome]) -> None:
+    """Tables of what was measured; failures with their cause and log."""
+    from autotune.cli.tune_view import probe_text
+    from autotune.specs import CollectiveReading, LayerReading, StepReading
+
+    console = output.console()
+    readings = [reading for outcome in outcomes for reading in outcome.readings]
+    collectives, layers, steps = (
+        [reading.to_data() for reading in readings if isinstance(reading, kind)]
+        for kind in (CollectiveReading, LayerReading, StepReading)
+    )
+    if collectives:
+        title = f"Collectives on {cluster.name} (median of the slowest rank; 10th and 90th percentile)"
+        console.print(output.listing(title, collectives, *_COLLECTIVE))
+    if layers:
+        title = f"Layers on {cluster.name} (medians; memory: {layers[0]['memory_source']})"
+        console.print(output.listing(title, layers, *_LAYER))
+    for step in steps:
+        console.print(output.facts(f"Training steps on {cluster.name}", "measured", _step_figures(step)))
+    for request, outcome in zip(requests, outcomes, strict=True):
+        failure = outcome.failure
+        if failure is not None:
+            where = "" if failure.rank is None else f" on rank {failure.rank}"
+            console.print(
+                f"{probe_text(request.to_data())}: failed, {failure.kind.value}{where}: {failure.message} "
+                f"(log: {failure.log_path})",
+            )
+    console.print(f"{sum(outcome.gpu_s for outcome in outcomes):.1f} GPU-seconds spent")
+
+
+_COLLECTIVE = (
+    ("<op", "op"), ("group", "group_size"), ("stride", "stride"), ("size", "size_bytes"), ("time", "time_s"),
+    ("p10", "time_p10_s"), ("p90", "time_p90_s"), ("algbw", "algbw_bytes_per_s"), ("busbw", "busbw_bytes_per_s"),
+)  # fmt: skip
+_LAYER = (
+    ("<part", "part"), ("tp", "tp"), ("micro-batch", "micro_batch"), ("<recompute", "recompute"),
+    ("forward", "forward_s"), ("computing", "forward_calc_s"), ("backward", "backward_s"),
+    ("computing", "backward_calc_s"), ("saved", "saved_bytes"), ("peak", "peak_bytes"),
+    ("parameters", "parameter_bytes"),
+)  # fmt: skip
+
+
+def _step_figures(row: dict[str, Any]) -> dict[str, str]:
+    low, high = (output.count_text(value) for value in row["interval_tokens_per_s_per_gpu"])
+    steady, losses, seconds = "steady" if row["steady"] else "not steady yet", row["losses"], output.seconds_text
+    return {
+        "tokens/s/GPU": f"{output.count_text(row['tokens_per_s_per_gpu'])} (95 % interval {low} to {high})",
+        "step time": f"{seconds(row['step_time_s'])} over {len(row['step_times_s'])} steps, {steady}",
+        "T_calc": seconds(row["t_calc_s"]),
+        "T_comm": f"{seconds(row['t_comm_s'])}, {seconds(row['t_comm_exposed_s'])} exposed",
+        "mu = T_comm / T_calc": output.count_text(row["mu"]),
+        "MFU": output.percent_text(row["mfu"]),
+        "peak memory of a rank": f"{output.bytes_text(row['peak_allocated_bytes'])} ({row['memory_source']})",
+        "reserved": output.bytes_text(row["peak_reserved_bytes"]),
+        "loss": f"{losses[0]:.4f} -> {losses[-1]:.4f}" if losses else "-",
+        "set-up": seconds(row["setup_s"]),
+    }

@@ -17,7 +17,7 @@ from autotune.errors import InputError
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from autotune.regression.local import OnMeasured
+    from autotune.regression.fleet import OnMeasured
     from autotune.regression.protocol import Wanted
     from autotune.regression.selection import Selection
     from autotune.specs import BestEntry, Tuning
@@ -59,7 +59,7 @@ def run(
     from autotune.regression.alerts import deliver_patiently, senders_of
     from autotune.regression.local import LocalRegression
     from autotune.settings import read_settings
-    from autotune.wiring import open_prober, open_store, require_local
+    from autotune.wiring import open_local, open_store, require_local
 
     _require_budget(budget_gpu_s)
     senders = senders_of(read_settings())
@@ -68,7 +68,10 @@ def run(
         for each in entries:
             require_local(each.cluster)
         regression = LocalRegression(
-            store, open_prober, channels=tuple(senders), on_measured=_progress(live=not as_json)
+            store,
+            lambda cluster: open_local(store, cluster),
+            channels=tuple(senders),
+            on_measured=_progress(live=not as_json),
         )
         night = regression.run(entries, budget_gpu_s=budget_gpu_s, retune=retune)
         unsent = deliver_patiently(store, senders) if senders else 0

@@ -12,10 +12,11 @@ from autotune.errors import InputError
 
 if TYPE_CHECKING:
     from autotune.specs import SamplerName, Tuning
-    from autotune.tuning.service import TuningService
+    from storage import SqlStore
 
 # Enough to try each kind of plan on a small machine in a few minutes; a bigger cluster's user sets a budget.
 DEFAULT_MAX_TRIALS = 24
+FINAL_ROWS = 12
 
 
 def tune(
@@ -51,7 +52,7 @@ def tune(
         ),
     ] = None,
     history: options.History = None,
-    cold: Annotated[bool, typer.Option("--cold", help="Start each trial afresh through torchrun.")] = False,
+    cold: Annotated[bool, typer.Option("--cold", help="Start fresh ranks for each trial.")] = False,
     resume: Annotated[
         str | None, typer.Option("--resume", metavar="ID", help="Go on with an interrupted tuning.")
     ] = None,
@@ -71,9 +72,11 @@ def tune(
     running trial, and `--resume ID` goes on. With `autotune --server URL tune` a fleet's nodes measure.
     """
     from autotune.cli import remote
+    from autotune.cli.asking import asked_server
     from autotune.cli.inputs import read_inputs, read_space
     from autotune.specs import Budget
-    from autotune.wiring import open_service, open_store, require_local
+    from autotune.tuning.request import submit, tuning_of
+    from autotune.wiring import open_store, require_local
 
     chosen = _sampler(sampler)
     space = read_space(
@@ -83,7 +86,7 @@ def tune(
     if max_trials is None and budget_gpu_s is None and resume is None:
         max_trials = DEFAULT_MAX_TRIALS
     limits = Budget.from_data({"gpu_s": budget_gpu_s, "max_trials": max_trials, "min_gain": min_gain}, "budget")
-    if remote.asked_server():
+    if asked_server():
         for name, value in (("--resume", resume), ("--history", history), ("--db", db)):
             if value is not None:
                 raise InputError(name, value, "it goes with this machine only, not with --server")
@@ -95,7 +98,6 @@ def tune(
     if nodes is not None:
         raise InputError("--nodes", nodes, "it goes with --server only")
     store = open_store(db)
-    service = open_service(store)
     if resume is not None:
         given = (model, cluster, seq_len, global_batch, dtype, tp, pp, micro_batch, zero_stage, recompute, history)
         if any(value is not None for value in (*given, sequence_parallel, schedule, budget_gpu_s, max_trials, sampler)):
@@ -106,7 +108,7 @@ def tune(
             model=model, cluster=cluster, seq_len=seq_len, global_batch=global_batch, dtype=dtype, db=db
         )
         require_local(inputs.cluster)
-        tuning = service.submit(
+        asked = tuning_of(
             inputs.model,
             inputs.cluster,
             inputs.workload,
@@ -117,7 +119,8 @@ def tune(
             sampler=chosen,
             history=history or "",
         )
-    return run_tuning(service, tuning, as_json=as_json, db=db)
+        tuning = submit(store, asked)
+    return run_tuning(store, tuning, as_json=as_json, db=db)
 
 
 def _sampler(name: str | None) -> SamplerName:
@@ -129,11 +132,15 @@ def _sampler(name: str | None) -> SamplerName:
     return SamplerName(name or SamplerName.PLAN)
 
 
-def run_tuning(service: TuningService, tuning: Tuning, *, as_json: bool, db: str | None) -> int:
+def run_tuning(store: SqlStore, tuning: Tuning, *, as_json: bool, db: str | None) -> int:
     """Runs the tuning under a view and prints its answer."""
-    from autotune.cli.tune_view import TuneView, print_result
+    from contextlib import closing
+
+    from autotune.cli.tune_view import TuneView
+    from autotune.cli.tunings import print_tuning
     from autotune.specs import TuningState
-    from autotune.tuning.report import tuning_data
+    from autotune.tuning.report import tuning_answer
+    from autotune.wiring import open_local
 
     console = output.error_console()
     workload = tuning.workload
@@ -143,18 +150,20 @@ def run_tuning(service: TuningService, tuning: Tuning, *, as_json: bool, db: str
         soft_wrap=True,
     )
     try:
-        with TuneView(console, tuning, live=console.is_terminal and not as_json) as view:
-            ended = service.run(tuning.id, view.on_event)
+        with (
+            TuneView(console, tuning, live=console.is_terminal and not as_json) as view,
+            closing(open_local(store, tuning.cluster, view.on_progress)) as fleet,
+        ):
+            ended = fleet.run(tuning.id, view.on_event)
     except KeyboardInterrupt:
         again = f"autotune tune --resume {tuning.id}" + (f" --db {db}" if db else "")
         console.print(f"Interrupted; what was measured is kept. Go on with: {again}", soft_wrap=True)
         raise
-    trials = service.trials(tuning.id)
-    data = tuning_data(ended, trials, service.profile(ended))
+    data = tuning_answer(store, ended)
     if as_json:
         output.print_json(data)
     else:
-        print_result(output.console(), ended, trials, data, _own_command(data, tuning))
+        print_tuning(data, rows=FINAL_ROWS, again=_own_command(data, tuning))
     sys.stdout.flush()
     return 0 if ended.state is TuningState.DONE else 1
 

@@ -170,6 +170,10 @@ class Client:
         """GET /best: of a tuning, or what is known for a model, cluster and workload."""
         return self._request("GET", "/best", query=query)
 
+    def known(self, *, limit: int = 50, before: int | None = None, **query: str | int | bool | None) -> Iterator[Data]:
+        """Best-known entries, newest first, `limit` at most: those older than the entry `before`."""
+        yield from self._pages("/known", "entries", {**query, "after": before}, limit)
+
     def plans(self, **query: object) -> Data:
         """GET /plans: the ranking by estimate."""
         return self._request("GET", "/plans", query=query)

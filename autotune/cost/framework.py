@@ -3,6 +3,10 @@
 A user's own cluster gets the prior of the framework that will run the plan; its name is on every estimate. All
 constants were chosen on published runs as docs/calibration.md describes, and all of them are priors: trials correct
 the ones that matter (search.physics).
+
+What was fitted to the network of one published sweep is that sweep's alone (`framework_of`), and so is the confidence
+in constants that were fitted to it. By its name a framework has its habits, the neutral value of the rest, and wide
+priors: two clusters with the same framework differ by far more than one sweep shows (docs/calibration.md).
 """
 
 from __future__ import annotations
@@ -30,10 +34,13 @@ class Framework:
         overlap: share of data-parallel communication that may hide under the last backward, ZeRO-0.
         overlap_sharded: the same with sharded state.
         tp_exposed: share of tensor-parallel communication that no computation hides.
-        sharded_penalty: time a byte of gathering and scattering across nodes, over that of an all-reduce's half.
+        sharded_penalty: time a byte of gathering and scattering across nodes, over that of an all-reduce's half. This
+            and the next four are of one network; neutral unless they were fitted to it.
         crossing_penalty: time a byte of any collective across nodes, over what the catalog's links would take.
         node_step_s: latency of gathering and scattering a node beyond the first; 0 for that of the network.
         rank_step_s: the same a rank.
+        slow_step_host: host seconds a rank and collective, over what a step between nodes takes beyond the usual
+            (cost.network): the thread that drives a collective may wait for a slow network too.
         gathers_again: backward gathers the inputs of a sharded matrix once more.
         device_gap_s: device seconds between two kernels.
         splits_messages: tp ranks send a tp-th of a pipeline message each, with or without sequence parallelism.
@@ -45,7 +52,7 @@ class Framework:
         gather_buffers: whole inputs of sharded matrices that have buffers of their own, which are never freed.
         logit_scale: measured over counted bytes of logits and loss, without a pipeline.
         piped_logit_scale: the same on a pipeline's last stage.
-        checked: published runs confirm the constants: trials then move them little (search.physics).
+        checked: the constants were fitted to these very runs: trials then move them little (search.physics).
         fragmentation: reserved beyond allocated activations on a GPU, for each doubling of the micro-batches in flight.
         fragmentation_by_tp: what each doubling of tp adds to it.
         optimizer_passes: memory traffic of an optimizer step over the least (one fused kernel).
@@ -67,6 +74,7 @@ class Framework:
     crossing_penalty: float = 1.0
     node_step_s: float = 0.0
     rank_step_s: float = 0.0
+    slow_step_host: float = 0.0
     optimizer_passes: float = 1.0
     device_gap_s: float = 2e-6
     gathers_again: bool = False
@@ -96,41 +104,45 @@ MEGATRON = Framework(name="megatron", kernel_s=40e-6, traffic=1.0, accumulates=T
 
 MEGATRON_2021 = Framework(
     name="megatron-2021", kernel_s=70e-6, collective_s=35e-6, message_s=0.45e-3, traffic=0.8, fused_attention=False,
-    optimizer_passes=0.8, device_gap_s=3e-6, checked=True, half_gradients=True, splits_messages=True,
-    overlap=0.0, overlap_sharded=0.0,
+    optimizer_passes=0.8, device_gap_s=3e-6, half_gradients=True, splits_messages=True, overlap=0.0,
+    overlap_sharded=0.0,
 )  # fmt: skip
 """Megatron-LM of 2021-22: scores in memory, fused softmax, no overlap, pipeline messages scattered over tp ranks
 (Narayanan et al. 2021, section 4.1)."""
 
-MEGATRON_DEEPSPEED = replace(MEGATRON_2021, name="megatron-deepspeed", crossing_penalty=2.8)
+MEGATRON_DEEPSPEED = replace(MEGATRON_2021, name="megatron-deepspeed")
 """Megatron-DeepSpeed of 2021-23: the same kernels; DeepSpeed's pipeline, which partitions messages over tp ranks too
 (deepspeed/runtime/pipe/engine.py, `is_pipe_partitioned`)."""
 
 NANOTRON = Framework(
     name="nanotron", kernel_s=56e-6, collective_s=75e-6, message_s=0.12e-3, traffic=1.15, accumulates=True,
-    splits_by_cost=True, bucket_bytes=25e6, sharded_penalty=1.8, node_step_s=37e-6, rank_step_s=33e-6,
-    optimizer_passes=1.5, overlap=0.4, overlap_sharded=0.0, gathers_again=True, gradient_copy=True,
-    gather_buffers=2.0, gathers_kept=0.86, logit_scale=1.37, piped_logit_scale=0.62, fragmentation=0.05,
-    fragmentation_by_tp=0.04, checked=True,
+    splits_by_cost=True, bucket_bytes=25e6, optimizer_passes=1.5, overlap=0.4, overlap_sharded=0.0, gathers_again=True,
+    gradient_copy=True, gather_buffers=2.0, gathers_kept=0.86, logit_scale=1.37, piped_logit_scale=0.62,
+    fragmentation=0.05, fragmentation_by_tp=0.04,
 )  # fmt: skip
 """nanotron of 2024-25: parameters in bf16, gradients added to fp32 by a hook, buckets of DistributedDataParallel."""
 
-FSDP = Framework(name="fsdp", kernel_s=57e-6, traffic=2.0, overlap=0.9, overlap_sharded=0.9, checked=True)
+FSDP = Framework(name="fsdp", kernel_s=57e-6, traffic=2.0, overlap=0.9, overlap_sharded=0.9)
 """Fully sharded data parallelism with prefetch, as llm-foundry, torchtitan and fms-fsdp run it."""
 
 FRAMEWORKS = {item.name: item for item in (TORCH, MEGATRON, MEGATRON_2021, MEGATRON_DEEPSPEED, NANOTRON, FSDP)}
 
+_ULTRASCALE = replace(
+    NANOTRON, sharded_penalty=1.8, node_step_s=37e-6, rank_step_s=33e-6, slow_step_host=1.2, checked=True
+)
+_VTRAIN = replace(MEGATRON_DEEPSPEED, crossing_penalty=2.8, checked=True)
+
 _SOURCES = {
-    "hf_ultrascale": NANOTRON,
+    "hf_ultrascale": _ULTRASCALE,
     "hf_playbook_figs": NANOTRON,
-    "vtrain_single": MEGATRON_DEEPSPEED,
-    "vtrain_multi": MEGATRON_DEEPSPEED,
-    "megatron_sc21": MEGATRON_2021,
-    "korthikanti22": MEGATRON_2021,
+    "vtrain_single": _VTRAIN,
+    "vtrain_multi": _VTRAIN,
+    "megatron_sc21": replace(MEGATRON_2021, checked=True),
+    "korthikanti22": replace(MEGATRON_2021, checked=True),
     "bigscience_a100": MEGATRON_DEEPSPEED,
     "zero_bubble": MEGATRON_2021,
     "libai": MEGATRON_2021,
-    "llm_foundry": FSDP,
+    "llm_foundry": replace(FSDP, checked=True),
     "torchtitan": FSDP,
     "fms_fsdp": FSDP,
     "colossalai": FSDP,
@@ -143,9 +155,9 @@ _SOURCES = {
     "nemo_longseq": MEGATRON,
     "simumax_b200": MEGATRON,
 }
-"""Which framework made the runs of a published source."""
+"""Which framework made the runs of a published source, with what was fitted to that source alone."""
 
 
 def framework_of(source: str) -> Framework:
-    """The framework behind a source of published runs, or the one of that name; TORCH for everything else."""
+    """The framework behind a source of published runs, or the one of that name, which nobody checked; else TORCH."""
     return _SOURCES.get(source) or FRAMEWORKS.get(source, TORCH)

@@ -59,10 +59,7 @@ LINK_EFFICIENCY = 0.8
 """Assumption: share of a link's rate between nodes that a collective's bus bandwidth reaches at large sizes."""
 
 USUAL_STEP_S = 0.1e-3
-"""Latency of one ring step between nodes up to which a host does not notice."""
-
-HOST_SHARE = 1.2
-"""Host seconds a rank and collective over the step latency beyond USUAL_STEP_S, where it is exceeded."""
+"""Latency of one ring step between nodes up to which a host does not notice (cost.framework, `slow_step_host`)."""
 
 
 class Cost(NamedTuple):
@@ -133,14 +130,15 @@ class Network:
     def host_delay_s(self) -> float:
         """Seconds that a collective costs the host for each of its ranks, on a network of unusually long steps.
 
-        On such a network the host thread that drives a collective waits too, whatever link its group uses. Seen in
-        the nanotron sweep: where a step across nodes read as 0.25-0.32 ms instead of 0.03-0.08, each tensor-parallel
-        collective took 0.3 ms of host time a rank, inside a node as well.
+        Seen in the nanotron sweep alone, and 0 elsewhere: where a step across nodes read as 0.25-0.32 ms instead of
+        0.03-0.08, each tensor-parallel collective took 0.3 ms of host time a rank, inside a node as well.
         """
+        if not self._framework.slow_step_host:
+            return 0.0
         steps = [
             step_latency_s(fit, self._geometry(fit.group_size, fit.stride)) for fit in self._fits if fit.crosses_nodes
         ]
-        return HOST_SHARE * max(0.0, max(steps, default=0.0) - USUAL_STEP_S)
+        return self._framework.slow_step_host * max(0.0, max(steps, default=0.0) - USUAL_STEP_S)
 
     def columns(self, op: CollectiveOp, sizes: FloatColumn, strides: FloatColumn) -> tuple[FloatColumn, FloatColumn]:
         """(alpha_s, s_per_byte) for many groups at once."""

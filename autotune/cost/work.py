@@ -57,7 +57,7 @@ def full_square_flops_per_token(model: ModelSpec, seq_len: int) -> float:
 
 
 # ----------------------------------------------------------------------------------------------------
-# The matrix products of a layer by shape, so that small ones cost what they cost (cost.gemm).
+# The matrix products of a layer by shape, so that small ones are as slow as they are (cost.speeds).
 
 EXPERT_LOAD_FACTOR = 1.1
 """Assumption: the hottest rank of an expert-parallel group has 10 % more tokens than the mean."""
@@ -184,7 +184,7 @@ class Work(NamedTuple):
 class LayerWork:
     """Forward work of one layer as coefficients of tokens and tp.
 
-    core_flops are those of the attention core, the matrix products are counted by shape (cost.matmuls);
+    core_flops are those of the attention core, the matrix products are counted by shape;
     bytes = tokens * (sharded_bytes / tp + whole_bytes / (tp if sequence parallel else 1))
             + (sharded_weight_bytes / tp + whole_weight_bytes).
     """

@@ -52,6 +52,19 @@ def explain_setting(setting: Setting, table: PlanTable, estimates: EstimateTable
     )
 
 
+def explained(setting: Setting, plan: Plan) -> dict[str, Any]:
+    """For --json: the explanation of a plan by estimate, and why it is not the best one where it is not."""
+    table = setting.plans()
+    if table.find(plan) is None:  # outside the space that the setting leaves
+        table = PlanTable.concat([table, PlanTable.of([plan])])
+    estimates = setting.estimates(table)
+    refused = rejection(plan, table, estimates)
+    return {
+        "explanation": explain_setting(setting, table, estimates, plan).to_data(),
+        "rejection": refused.to_data() if refused else None,
+    }
+
+
 def rejection(plan: Plan, table: PlanTable, estimates: EstimateTable) -> Loss | None:
     """Why a plan of the table is not the one to use, by estimate; None if it is, or if none fits to compare with."""
     row = table.find(plan)

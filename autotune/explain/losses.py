@@ -255,7 +255,7 @@ def losses(own: Plan, table: PlanTable, estimates: EstimateTable) -> list[Loss]:
 
 
 def largest_parts(found: Estimate) -> list[tuple[str, float]]:
-    """The parts of an estimated step in words with their shares of it, largest first; without those that are none."""
+    """The parts of an estimated step in words with their shares of it, largest first, without empty ones."""
     shares = {name: seconds / found.step_time_s for name, seconds in estimated_step(found).parts.items()}
     return sorted(((name, share) for name, share in shares.items() if share > 0.0), key=lambda item: -item[1])
 

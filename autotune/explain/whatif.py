@@ -71,7 +71,7 @@ def what_ifs(setting: Setting, table: PlanTable, estimates: EstimateTable) -> li
     if not estimates.fits.any():
         return []
     before = float(estimates.tokens_per_s_per_gpu[estimates.fits].max())
-    # Twice of one thing makes no plan more than twice as fast: slower ones than half of the best cannot win.
+    # Doubling one thing makes no plan more than twice as fast: plans slower than half of the best cannot win.
     hopeful = table.take(estimates.tokens_per_s_per_gpu >= 0.5 * before)
     found = []
     for change, changed, same_plans in _changes(setting):

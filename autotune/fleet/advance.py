@@ -1,13 +1,17 @@
-"""FleetCampaign: one tuner's hold on one tuning. It dispatches jobs and never waits for one.
+"""Campaign: one tuner's hold on one tuning. It dispatches jobs and never waits for one.
 
 Everything is durable at each line: after a crash, whoever advances the tuning next rebuilds all from the store.
 """
 
 from __future__ import annotations
 
+import os
+import socket
 import uuid
 from collections.abc import Sequence
 from dataclasses import dataclass
+
+import psutil
 
 from autotune.errors import InputError, MissingMeasurementError, NothingFitsError
 from autotune.fleet.eligibility import common_environment, gang_fingerprint, obstacle, too_few
@@ -26,8 +30,7 @@ from autotune.specs import (
     TuningState,
 )
 from autotune.tuning.lifecycle import Facts, NextStep, StepKind, next_step
-from autotune.tuning.planner import PROBE_DEADLINE_S, Planner
-from autotune.tuning.trial_run import step_request, trial_deadline_s
+from autotune.tuning.planner import PROBE_DEADLINE_S, Planner, step_request, trial_deadline_s
 
 OTHER_ENVIRONMENT = "has another environment than the one that this tuning began in"
 
@@ -49,24 +52,24 @@ class Pool:
     slots: int
 
 
-class FleetCampaign:
+class Campaign:
     """Advances one tuning of the fleet. Close it after use.
 
     Args:
         store: where everything is kept.
         tuning_id: which.
         owner: who claims it; different each time, so that nobody is taken for somebody who was here before.
-        claim_s: how long it may be silent within one step before another tuner takes the tuning over.
+        claim_s: how long it may be silent within one step before another tuner takes the tuning over; None: for ever.
+        pool: of this process alone, for a tuning that it runs on its own machine; else the tuning's.
     """
 
-    def __init__(self, store: FleetStore, tuning_id: str, owner: str, *, claim_s: float) -> None:
-        self._store, self._tuning_id, self._owner, self._claim_s = store, tuning_id, owner, claim_s
+    def __init__(self, store: FleetStore, tuning_id: str, owner: str, *, claim_s: float | None, pool: str = "") -> None:
+        self._store, self._tuning_id, self._owner, self._own_pool = store, tuning_id, owner, pool
+        self._claim_s = claim_s
         self._planner: Planner | None = None
 
     def close(self) -> None:
-        """Lets go of the study's database, and of the tuning."""
-        if self._planner is not None:
-            self._planner.close()
+        """Lets go of the tuning."""
         self._store.release_tuning(self._tuning_id, self._owner)
 
     def advance(self) -> bool:
@@ -93,7 +96,7 @@ class FleetCampaign:
             return NextStep(kind=StepKind.START)
         # Of a search only the first job matters: the store knows its trials.
         limit = MAX_JOBS if tuning.state is TuningState.PROFILING else 1
-        jobs = self._store.jobs(tuning_id=tuning.id, limit=limit)
+        jobs = self._store.jobs(tuning_id=tuning.id, pool=self._own_pool or None, limit=limit)
         pool = self._pool(tuning, jobs)
         if not pool.slots and tuning.message == _waits_for(tuning, pool):  # and nothing is in flight
             return NextStep(kind=StepKind.WAIT)
@@ -159,7 +162,7 @@ class FleetCampaign:
         return Job(
             id=uuid.uuid4().hex,
             purpose=purpose,
-            pool=tuning.pool,
+            pool=self._own_pool or tuning.pool,
             cluster=tuning.cluster,
             request=request,
             tuning_id=tuning.id,
@@ -176,7 +179,7 @@ class FleetCampaign:
 
     def _pool(self, tuning: Tuning, jobs: Sequence[Job]) -> Pool:
         """The pool now. A tuning keeps to the environment that it began in: figures of two are not compared."""
-        nodes, now = self._store.nodes(tuning.pool), self._store.now()
+        nodes, now = self._store.nodes(self._own_pool or tuning.pool), self._store.now()
         obstacles = {node.name: obstacle(node, now, tuning.cluster.gpus_per_node) for node in nodes}
         environment = next((job.environment_key for job in jobs), "")
         environment = environment or common_environment([node for node in nodes if not obstacles[node.name]])
@@ -189,9 +192,10 @@ class FleetCampaign:
     def _planner_of(self, tuning: Tuning, pool: Pool) -> Planner | None:
         """What is decided by; None while no node has the environment, so that nothing can be known or measured."""
         if self._planner is None:
-            key = gang_fingerprint(self._store, tuning.pool, pool.environment_key) if pool.environment_key else None
+            name = self._own_pool or tuning.pool
+            key = gang_fingerprint(self._store, name, pool.environment_key) if pool.environment_key else None
             if key is not None:
-                self._planner = Planner(self._store, tuning, key, retried=True)
+                self._planner = Planner(self._store, tuning, key, retried=not self._own_pool)
         return self._planner
 
     def _wait_for_nodes(self, tuning: Tuning, pool: Pool) -> NextStep:
@@ -207,3 +211,19 @@ class FleetCampaign:
 
 def _waits_for(tuning: Tuning, pool: Pool) -> str:
     return too_few(tuning.pool, tuning.cluster.nodes, pool.nodes, pool.obstacles)
+
+
+def process_owner() -> str:
+    """host:pid:start time of this process: names an owner that can be checked for life."""
+    return f"{socket.gethostname()}:{os.getpid()}:{psutil.Process().create_time():.2f}"
+
+
+def owner_lives(owner: str) -> bool:
+    """Whether that process is (or may be) alive: one of another host is taken to be."""
+    host, pid, started = owner.rsplit(":", 2)
+    if host != socket.gethostname():
+        return True
+    try:
+        return abs(psutil.Process(int(pid)).create_time() - float(started)) < 1.0
+    except psutil.NoSuchProcess:
+        return False

@@ -8,6 +8,7 @@ from datetime import datetime
 
 from autotune.ports.fleet import FleetStore
 from autotune.specs import Job, JobPurpose, Node, NodeState
+from autotune.specs.fleet import LOCAL
 
 LOST_AFTER_S = 60.0
 """A node whose heartbeat is older than this is shown as lost, and gets nothing."""
@@ -123,6 +124,6 @@ def gang_fingerprint(store: FleetStore, pool: str, environment_key: str) -> str 
     """
     nodes = store.nodes(pool)
     node = next((each for each in nodes if each.environment_key == environment_key and each.fingerprint_key), None)
-    if node is None:
-        return None
+    if node is None or pool.startswith(LOCAL):
+        return None if node is None else node.fingerprint_key
     return store.put_fingerprint(store.fingerprint(node.fingerprint_key).model_copy(update={"hostname": pool}))

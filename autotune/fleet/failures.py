@@ -18,8 +18,8 @@ the same one elsewhere, and it is the plan's; the same one on that node again, w
 node is blamed, so that its health is looked at; no failure elsewhere, and the node was to blame.
 
 Another attempt avoids the node of the cause where the pool allows. Health probes have rules of their own
-(tuning.fleet.health). What a failure teaches the search is in search.core: only an OOM teaches memory. Which node holds
-the cause is found before this, from what the ranks saw; it may be unknown, and then nobody is blamed.
+(autotune.fleet.health). What a failure teaches the search is in search.core: only an OOM teaches memory. Which node
+holds the cause is found before this, from what the ranks saw; it may be unknown, and then nobody is blamed.
 """
 
 from __future__ import annotations
@@ -167,7 +167,7 @@ _EXCEPTION = re.compile(r"\b([A-Z]\w*(?:Error|Exception)): ")
 
 
 def _exception(failure: Failure) -> str | None:
-    """The class of the exception that a crash tells of; a process that was killed tells none."""
+    """The class of the exception behind a crash; None for a process that was killed."""
     found = _EXCEPTION.search(failure.message) if failure.kind is FailureKind.CRASH else None
     return found[1] if found else None
 

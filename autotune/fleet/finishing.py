@@ -8,8 +8,10 @@ from dataclasses import dataclass, replace
 from autotune.fleet.eligibility import gang_fingerprint
 from autotune.fleet.failures import QUARANTINE_AT, STRAGGLER, STRAGGLES_AT, Judgement, judge, same_work
 from autotune.fleet.health import after_health_probe
+from autotune.fleet.scheduling import schedule
 from autotune.ports.fleet import FleetStore, Queue
 from autotune.specs import Job, JobPurpose, JobState, NodeIncident, NodeState, ProbeOutcome
+from autotune.specs.fleet import LOCAL
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -24,10 +26,10 @@ Merge = Callable[[Job], Ending]
 
 
 def finish(store: FleetStore, queue: Queue, job: Job, ending: Ending) -> Job | None:
-    """Ends a REPORTED job; who comes second changes nothing, and gets None.
+    """Ends a REPORTED job; a second call changes nothing and gets None.
 
-    The result and the retry are one transaction. What follows it (blame, messages) may be lost by a crash: a node is
-    blamed once less, and a sweep sends the messages again.
+    The result and the retry are one transaction. What follows it (blame, messages, grants of the nodes that are
+    free now) may be lost in a crash: a node is then blamed once too little, and a sweep does the rest.
     """
     if job.purpose is JobPurpose.HEALTH:
         return _finish_health(store, queue, job, ending)
@@ -47,7 +49,7 @@ def finish(store: FleetStore, queue: Queue, job: Job, ending: Ending) -> Job | N
             queue.advance(ended.tuning_id)
         if ended.purpose is JobPurpose.REGRESSION:
             queue.check(ended.id)
-        queue.schedule(ended.pool)
+        schedule(store, queue, ended.pool)
     return ended
 
 
@@ -59,7 +61,7 @@ def _finish_health(store: FleetStore, queue: Queue, job: Job, ending: Ending) ->
     )
     if ended is not None:
         after_health_probe(store, queue, ended, ending.outcome)
-        queue.schedule(ended.pool)
+        schedule(store, queue, ended.pool)
     return ended
 
 
@@ -70,6 +72,8 @@ def warm_nodes(job: Job) -> Sequence[str]:
 
 
 def _judge(store: FleetStore, job: Job, ending: Ending) -> Judgement:
+    if job.pool.startswith(LOCAL):  # with one machine there is nobody else to try it or to blame
+        return Judgement(failure=ending.outcome.failure, retry=None, incidents=(), cleared=())
     # A check of an old winner takes its measurements again itself.
     wanted, earlier = job.purpose is not JobPurpose.REGRESSION, []
     if job.tuning_id is not None:

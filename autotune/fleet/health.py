@@ -160,11 +160,11 @@ HEALTH = "health"
 """The kind of incident that a failed or slow health probe is."""
 
 UNDECIDED = "health_undecided"
-"""The kind of incident that a health probe is which was cut off: it says nothing of what the node can do."""
+"""The kind of incident for a health probe that was cut off, which says nothing about what the node can do."""
 
 
 def check_quarantined(store: FleetStore, queue: Queue, pool: str) -> Sequence[str]:
-    """Starts what is due: a check of each quarantined node that is idle, or first of the peers that it is held against.
+    """Starts what is due: a check of each quarantined node that is idle, or first of the peers to compare it with.
 
     A node that was quarantined by hand (it has no failures) waits for a hand. Returns the nodes now checked.
     """
@@ -212,7 +212,7 @@ def after_health_probe(store: FleetStore, queue: Queue, job: Job, outcome: Probe
 
 
 def _note_undecided(store: FleetStore, node: Node, job: Job, failure: Failure) -> None:
-    """A node that is out is asked again after a moment, as if it had not been asked. One that is in has failed once."""
+    """A quarantined node is probed again after a moment, as if it had not been. Any other one has failed once."""
     message = f"its health probe was cut off: {failure.message}"
     incident = NodeIncident(node=node.name, at=store.now(), kind=UNDECIDED, message=message, job_id=job.id)
     if node.state is NodeState.QUARANTINED:

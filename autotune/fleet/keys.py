@@ -1,8 +1,8 @@
 """API keys: made, shown once, stored as a hash.
 
-A secret is 256 random bits, so nobody can try the likely ones: there are none. One SHA-256 of it is as safe to store as
-a slow, salted password hash, which protects what people choose, and costs a request microseconds instead of a tenth of
-a second.
+A secret is 256 random bits: none is likelier than another, so guessing is hopeless. Its SHA-256 is therefore as safe to
+store as the slow, salted hash that passwords need because people choose them, and costs a request microseconds instead
+of a tenth of a second.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from autotune.ports.fleet import FleetStore
 from autotune.specs import ApiKey, Role
 
 PREFIX = "autotune_"
-"""By which a secret that was committed or logged somewhere can be found."""
+"""The prefix by which a secret that was committed or logged by mistake can be found."""
 
 SECRET_BYTES = 32
 MAX_DAYS = 36_500

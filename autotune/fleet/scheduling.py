@@ -25,10 +25,10 @@ START_LEASE_S = 60.0
 
 FAIRNESS_WINDOW = timedelta(hours=1)
 NOMINAL_JOB_S = 30.0
-"""What a job that is granted now counts as for its principal, until it has used anything."""
+"""GPU-seconds that a job counts for its principal when it is granted, before it has used any."""
 
 MAX_QUEUED_EACH = 200
-"""Jobs of a principal that are looked at, the oldest; with so many in the queue the newest would wait all the same."""
+"""How many of a principal's oldest jobs are looked at; behind so many the newest would wait anyway."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -184,7 +184,7 @@ def _neighbours(free: Sequence[Node], count: int) -> Sequence[Node]:
 
 
 def _living_world(free: Sequence[Node], count: int, nodes: Sequence[Node]) -> Sequence[Node]:
-    """Free nodes that hold a living world of just so many, none of it anywhere else; empty if there is none."""
+    """Free nodes that together hold one whole living world of that size; empty if there is none."""
     sizes = Counter(node.world_id for node in nodes)
     for world in sorted({node.world_id for node in free if node.world_id}):
         members = [node for node in free if node.world_id == world]

@@ -11,10 +11,9 @@ from collections import OrderedDict
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from datetime import UTC, datetime
 
 from autotune.errors import InputError, StoreConflictError
-from autotune.fleet.advance import FleetCampaign
+from autotune.fleet.advance import Campaign, process_owner
 from autotune.fleet.eligibility import LOST_AFTER_S, obstacle, why_waiting
 from autotune.fleet.finishing import Merge, finish
 from autotune.fleet.scheduling import schedule
@@ -38,8 +37,7 @@ from autotune.specs import (
     TuningState,
     Workload,
 )
-from autotune.tuning.ownership import process_owner
-from autotune.tuning.service import check_request
+from autotune.tuning.request import check_request, tuning_of
 
 log = logging.getLogger("autotune.fleet")
 MAX_CONFLICTS = 20
@@ -125,7 +123,7 @@ class FleetService:
         Args:
             tuning_id: which.
             principal: who takes back what he asked for.
-            also: somebody who cannot do so himself any more: his request is taken back, too.
+            also: somebody who cannot do it any more, whose request is taken back as well.
             force: cancels it, whoever asks for it.
 
         Raises:
@@ -148,7 +146,7 @@ class FleetService:
             return tuning
         tuning = self._end(tuning, f"cancelled by {principal}")
         self._store.cancel_jobs(tuning.id)  # again too, if who cancelled it first died before this line
-        self._queue.schedule(tuning.pool)
+        self.schedule(tuning.pool)
         return tuning
 
     def _require_asker(self, tuning: Tuning, principal: str, also: str | None) -> None:
@@ -160,7 +158,7 @@ class FleetService:
             )
 
     def _end(self, tuning: Tuning, reason: str) -> Tuning:
-        """Makes a tuning CANCELLED whoever advances it: they find themselves without their claim."""
+        """Makes a tuning CANCELLED even while somebody advances it, whose claim is then gone."""
         for _ in range(MAX_CONFLICTS):
             if tuning.state.ended:
                 return tuning
@@ -198,7 +196,7 @@ class FleetService:
         """Takes the next steps of a tuning, unless somebody else is at it."""
         seen = self._live_jobs(tuning_id)
         owner = f"{uuid.uuid4().hex[:8]}@{process_owner()}"
-        campaign = FleetCampaign(self._store, tuning_id, owner, claim_s=self._times.claim_s)
+        campaign = Campaign(self._store, tuning_id, owner, claim_s=self._times.claim_s)
         dispatched = False
         try:
             dispatched = campaign.advance()
@@ -207,9 +205,9 @@ class FleetService:
         finally:
             campaign.close()
         if dispatched:
-            self._queue.schedule(self._store.tuning(tuning_id).pool)
+            self.schedule(self._store.tuning(tuning_id).pool)
         if seen - self._live_jobs(tuning_id):
-            self._queue.advance(tuning_id)  # one ended meanwhile, and whoever was told of it found it claimed
+            self._queue.advance(tuning_id)  # a job ended meanwhile, and whoever was told found the tuning claimed
 
     def schedule(self, pool: str) -> Sequence[Job]:
         """Grants what can run in a pool now."""
@@ -271,7 +269,7 @@ class FleetService:
     def release(self, name: str) -> Node:
         """Lets a node have jobs again, and forgets its failures. Raises UnknownNameError."""
         self._store.set_node_state(name, NodeState.READY, "")
-        self._queue.schedule(self._store.node(name).pool)
+        self.schedule(self._store.node(name).pool)
         return self._store.node(name)
 
     def forget(self, name: str) -> None:
@@ -286,8 +284,22 @@ class FleetService:
         return {job.id for job in self._store.jobs(tuning_id=tuning_id, states=live)}
 
 
+def require_no_pool(store: FleetStore, cluster: ClusterSpec) -> None:
+    """A pool's cluster is what its nodes registered for: other hardware by that name would leave them without jobs.
+
+    Raises:
+        StoreConflictError: a pool of other hardware has the cluster's name.
+    """
+    if not store.nodes(cluster.name):
+        return
+    pool = store.cluster(cluster.name)
+    grows = frozenset({"nodes"} if pool.inter else {"nodes", "inter"})
+    if pool.digest(without=grows) != cluster.digest(without=grows):
+        raise StoreConflictError(f"cluster {cluster.name!r} is a pool with nodes of other hardware: give another name")
+
+
 # ----------------------------------------------------------------------------------------------------
-# A request to a fleet, as it is stored: the tuning that it asks for, and what it may share one by.
+# A request to a fleet, as it is stored: the tuning that it asks for, and the key by which equal requests share one.
 
 
 def submission_of(
@@ -304,12 +316,10 @@ def submission_of(
     idempotency_key: str | None = None,
 ) -> Submission:
     """A request by `principal` for a tuning in the pool of the cluster's name. Nothing is checked, nothing stored."""
-    now = datetime.now(UTC)  # for people and for the order of lists; nothing is decided by it
-    tuning = Tuning(
-        id=uuid.uuid4().hex[:12],
-        model=model,
-        cluster=cluster,
-        workload=workload,
+    tuning = tuning_of(
+        model,
+        cluster,
+        workload,
         space=space,
         budget=budget,
         seed=seed,
@@ -317,8 +327,6 @@ def submission_of(
         sampler=sampler,
         pool=cluster.name,
         principal=principal,
-        created_at=now,
-        updated_at=now,
     )
     asked = request_key(tuning)
     return Submission(tuning=tuning, sharing_key=asked, request_digest=asked, idempotency_key=idempotency_key)

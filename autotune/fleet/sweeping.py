@@ -21,12 +21,12 @@ CANARY_AFTER_S = 30.0
 """A node that does nothing and was not heard of for so long is asked to prove that it consumes."""
 
 MAX_ADVANCED = 100
-"""Tunings that a sweep has advanced, in turns: a thousand that wait for nodes would else fill the tuners' queue faster
-than it empties, and new requests would wait behind them."""
+"""How many tunings a sweep has advanced, in turns. A thousand that wait for nodes would otherwise fill the tuners'
+queue faster than it empties, and new requests would wait behind them."""
 
 ALWAYS_ADVANCED = 5
-"""So many even if that many messages wait already, which as a rule are of the same tunings: a lost one is found for all
-that, and those that wait are not doubled at each sweep."""
+"""How many are sent even when that many messages wait already. Those are usually of the same tunings, so that more
+would only double them; but a message that was lost is still found."""
 
 Item = TypeVar("Item")
 
@@ -51,7 +51,7 @@ def sweep(store: FleetStore, queue: Queue, merge: Merge, times: FleetTimes) -> N
 
 
 def is_canary_due(node: Node, now: datetime, sweep_every_s: float) -> bool:
-    """Whether an idle node is to prove that it consumes: at once when silent, now and then when lost."""
+    """Whether to ask an idle node to prove that it consumes: at once when silent, now and then when lost."""
     age_s = (now - node.heartbeat_at).total_seconds()
     if age_s <= CANARY_AFTER_S or not node.session:
         return False

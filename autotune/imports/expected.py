@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
@@ -38,6 +39,23 @@ class ExpectedPlan:
     p_fits: float
     imported: RankedPlan | None
 
+    def to_data(self) -> dict[str, Any]:
+        """For --json."""
+        known = self.imported
+        imported = known and {
+            "tokens_per_s_per_gpu": known.tokens_per_s_per_gpu,
+            "interval_tokens_per_s_per_gpu": list(known.interval),
+            "runs": known.repeats,
+        }
+        return {
+            "plan": self.plan.to_data(),
+            "estimate": self.estimate.to_data(),
+            "expected_tokens_per_s_per_gpu": self.tokens_per_s_per_gpu,
+            "expected_interval_tokens_per_s_per_gpu": list(self.interval),
+            "p_fits": self.p_fits,
+            "imported": imported,
+        }
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExpectedRanking:
@@ -58,6 +76,16 @@ class ExpectedRanking:
     readings: int
     framework: str
     plans: tuple[ExpectedPlan, ...]
+
+    def to_data(self, source: str) -> dict[str, Any]:
+        """For --json, with the name of the source."""
+        learned = {"runs": self.same, "lessons": self.transfers, "readings": self.readings}
+        return {
+            "history": {"source": source, **learned},
+            "framework": self.framework,
+            "legal": self.legal,
+            "plans": [item.to_data() for item in self.plans],
+        }
 
 
 def rank_with_history(

@@ -36,7 +36,7 @@ def read(
 
 
 def _require_whole(path: Path) -> None:
-    """Refuses a file whose last row has no end and fewer csv_row than the others: half of it is missing."""
+    """Refuses a file whose last row has no end and fewer cells than the others: half of it is missing."""
     try:
         text = path.read_bytes().decode("utf-8-sig", errors="replace")
     except OSError as error:
@@ -47,7 +47,7 @@ def _require_whole(path: Path) -> None:
         return
     header, last = next(csv.reader(lines[:1])), next(csv.reader(lines[-1:]), [])
     if len(last) < len(header):
-        allowed = f"the last row is cut off ({len(last)} of {len(header)} csv_row); nothing of this file is imported"
+        allowed = f"the last row is cut off ({len(last)} of {len(header)} cells); nothing of this file is imported"
         raise InputError(f"{path}, row {len(lines)}", lines[-1], allowed)
 
 

@@ -1,6 +1,6 @@
-"""What imports of one source teach: transfers on the estimate's errors, trials to start from, and links.
+"""What imports of one source teach: how far the estimate is off, trials to start from, and links.
 
-They never stand among a tuning's own results: its plans are measured anew, imported ones first.
+They are never among a tuning's own results: its plans are measured anew, imported ones first.
 """
 
 from __future__ import annotations

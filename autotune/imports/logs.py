@@ -13,7 +13,7 @@ MIB, GIB = 2**20, 2**30
 
 MAX_DIGITS = 18
 LEAST = 1e-12
-"""No time, speed or memory is less in any unit of a log; what comes of a smaller number may be infinite."""
+"""No time, speed or memory in a log is smaller than this, in any unit; smaller ones may lead to infinity."""
 
 _COLOUR = re.compile(r"\x1b\[[0-9;]*m")
 # torchrun --tee, srun --label and mpirun --tag-output put the rank before each line.
@@ -30,7 +30,7 @@ class LogFile:
     Args:
         name: as the user gave it.
         lines: the complete lines.
-        cut: the number of the last line, where it lacks its end: what stands there may be half of it.
+        cut: the number of the last line if it has no line end: half of it may be missing.
     """
 
     name: str

@@ -90,7 +90,7 @@ def _mesh(log: TrainingLog, line: int, names_text: str, sizes_text: str) -> None
 
 
 def _literal(text: str) -> list[Any]:
-    """The items of a list as Python prints it; None for what is none."""
+    """The items of a list as Python prints it; None for anything else."""
     try:
         return list(ast.literal_eval(text))
     except (ValueError, SyntaxError):

@@ -7,12 +7,14 @@ from dataclasses import dataclass
 from typing import Any
 
 from autotune.cost.parameters import total_parameters
-from autotune.errors import AutotuneError, MissingMeasurementError
+from autotune.errors import AutotuneError, MissingMeasurementError, NothingFitsError
 from autotune.knowledge.nearness import Change, Near, changes, nearest
 from autotune.knowledge.settling import Settlement, settlement
 from autotune.knowledge.transfer import Carried, carry, moved_profile, taught
 from autotune.ports.store import KnowledgeStore
+from autotune.search.offline import nearest_misses
 from autotune.search.posterior import TransferObservation
+from autotune.search.space import Runtime, legal_plans
 from autotune.search.transfer import merged
 from autotune.specs import BestEntry, ClusterSpec, Fingerprint, ModelSpec, Profile, Tuning, Workload
 from autotune.specs.knowledge import MEASURED
@@ -32,6 +34,7 @@ class Answer:
         near: the nearest other entries, nearest first; only looked for where nothing is known exactly.
         carried: the estimate for the question from the nearest; None where none is possible.
         carried_why_not: why there is no estimate.
+        misses: where that is because no plan fits: those that nearly do (NothingFitsError), if their memory is known.
         settle: what would settle it.
     """
 
@@ -44,6 +47,7 @@ class Answer:
     near: Sequence[Near] = ()
     carried: Carried | None = None
     carried_why_not: str = ""
+    misses: Sequence[dict[str, object]] | None = None
     settle: Settlement | None = None
 
     def to_data(self) -> dict[str, Any]:
@@ -61,6 +65,7 @@ class Answer:
             ],
             "carried": self.carried.to_data() if self.carried else None,
             "carried_why_not": self.carried_why_not or None,
+            "misses": None if self.misses is None else list(self.misses),
             "settle": self.settle.to_data() if self.settle else None,
         }
 
@@ -111,7 +116,7 @@ def _from_near(store: KnowledgeStore, model: ModelSpec, cluster: ClusterSpec, wo
     parameters = float(total_parameters(model))
     candidates = store.best_near(model, parameters, cluster, workload)
     near = nearest(candidates, model, parameters, cluster, workload)
-    carried, why_not = _carried(store, near, model, cluster, workload)
+    carried, why_not, misses = _carried(store, near, model, cluster, workload)
     own = store.profile(cluster.key)
     key = own.fingerprint_key if own else ""
     settle = None
@@ -133,14 +138,18 @@ def _from_near(store: KnowledgeStore, model: ModelSpec, cluster: ClusterSpec, wo
         near=near,
         carried=carried,
         carried_why_not=why_not,
+        misses=misses,
         settle=settle,
     )
 
 
 def _carried(
     store: KnowledgeStore, near: Sequence[Near], model: ModelSpec, cluster: ClusterSpec, workload: Workload
-) -> tuple[Carried | None, str]:
-    """The estimate from the trials behind the nearest entries; from the catalog alone where nothing is near."""
+) -> tuple[Carried | None, str, list[dict[str, object]] | None]:
+    """The estimate from the trials behind the nearest entries; from the catalog alone where nothing is near.
+
+    Without one: why, and where nothing fits what nearly does.
+    """
     entries = [store.best_entry(item.entry.id) for item in near]
     own = store.profile(cluster.key)
     profile = own or _moved(store, entries, cluster)
@@ -155,9 +164,15 @@ def _carried(
             measured_network=own is not None,
             same_model=any(entry.model.key == model.key for entry in entries),
         )
+        if found is not None:
+            return found, "", None
+        table = legal_plans(model, cluster, workload, runtime=Runtime.TORCH)
+        nearest_misses(model, cluster, workload, table, runtime=Runtime.TORCH, profile=profile)
+    except NothingFitsError as error:
+        return None, str(error), error.misses
     except AutotuneError as error:
-        return None, str(error)
-    return found, "" if found else "no legal plan is expected to fit in memory"
+        return None, str(error), None
+    return None, "no legal plan is expected to fit in memory", []
 
 
 def earlier_transfers(store: KnowledgeStore, tuning: Tuning) -> list[TransferObservation]:
@@ -176,7 +191,7 @@ def earlier_transfers(store: KnowledgeStore, tuning: Tuning) -> list[TransferObs
             transfer for entry in entries if entry.tuning_id != tuning.id for transfer in transfers_behind(store, entry)
         )
     except MissingMeasurementError:
-        return []  # an entry's cluster has no speeds any more: its trials cannot be judged
+        return []  # the entry's cluster has no known speeds any more: its trials cannot be judged
 
 
 def transfers_behind(store: KnowledgeStore, entry: BestEntry) -> list[TransferObservation]:

@@ -63,13 +63,10 @@ class Queue(Protocol):
     """
 
     def advance(self, *tuning_ids: str) -> bool:
-        """To any tuner, in one message: take the next steps of this tuning; or, of several, tell tuners of each."""
+        """Asks any tuner to take the next steps of this tuning; of several, to send a message for each."""
 
     def backlog(self) -> int:
         """How many messages wait for tuners. 0 if the broker does not say."""
-
-    def schedule(self, pool: str) -> bool:
-        """To any free node of the pool: grant what waits."""
 
     def run(self, node: str, job_id: str, token: int) -> bool:
         """To one node: run your share of this job under this grant."""
@@ -116,6 +113,18 @@ class FleetStore(KnowledgeStore, Protocol):
 
     def node(self, name: str) -> Node:
         """The node of that name. Raises UnknownNameError."""
+
+    def local_pools(self) -> Sequence[str]:
+        """The pools of single processes (specs.fleet.LOCAL), also of those that died before they could discard theirs.
+
+        What is asked of all pools is asked of the fleet's, which these are not.
+        """
+
+    def discard_pool(self, pool: str) -> None:
+        """Deletes a single process's pool: its node and its jobs, not what they measured. Its trials stay as they are.
+
+        Raises ValueError for a fleet's pool.
+        """
 
     def renew_node(self, name: str, session: str) -> bool:
         """Renews the heartbeat; False if the session is not the node's any more."""
@@ -264,8 +273,11 @@ class FleetStore(KnowledgeStore, Protocol):
     def askers(self, tuning_id: str) -> Sequence[str]:
         """The principals who want a fleet's tuning, by name."""
 
-    def claim_tuning(self, tuning_id: str, owner: str, *, lease_s: float) -> Tuning | None:
-        """Makes `owner` the one who may advance it, for that long. None if somebody else is, or it has ended."""
+    def claim_tuning(self, tuning_id: str, owner: str, *, lease_s: float | None) -> Tuning | None:
+        """Makes `owner` the one who may advance it, for that long. None if somebody else is, or it has ended.
+
+        A fleet's tuning is claimed for a time; one without a pool without (None), until it is released.
+        """
 
     def release_tuning(self, tuning_id: str, owner: str) -> None:
         """Ends the claim, if it still is that owner's; notes when it was advanced."""
@@ -277,7 +289,7 @@ class FleetStore(KnowledgeStore, Protocol):
         """
 
     def abandoned_tunings(self) -> Sequence[str]:
-        """Ended tunings with jobs QUEUED or GRANTED that are not cancelled: who cancelled them died before those."""
+        """Ended tunings with jobs QUEUED or GRANTED that are not cancelled: whoever ended them died then."""
 
     def tunings_page(
         self, *, limit: int, before: str | None = None, state: str | None = None, principal: str | None = None

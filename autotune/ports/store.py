@@ -6,6 +6,7 @@ Rules that implementers must keep stand in the docstrings; tests/contract checks
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from datetime import datetime
 from typing import Protocol
 
 from autotune.specs import (
@@ -27,11 +28,6 @@ from autotune.specs import (
     Workload,
 )
 from autotune.specs.imported import ImportedRun
-
-# ----------------------------------------------------------------------------------------------------
-# What the service needs from the outside: a Store and a Prober. storage and probes implement them.
-#
-# Rules that implementers must keep stand in the docstrings; tests/contract checks every Store against them.
 
 OnProgress = Callable[[ProbeProgress], None]
 
@@ -147,9 +143,18 @@ class Store(Protocol):
         """The newest profile of the cluster (under the fingerprint, if one is given)."""
 
     def best_trials(
-        self, model: ModelSpec, cluster: ClusterSpec, workload: Workload, limit: int = 10
+        self,
+        model: ModelSpec,
+        cluster: ClusterSpec,
+        workload: Workload,
+        limit: int = 10,
+        *,
+        before: datetime | None = None,
     ) -> Sequence[Trial]:
-        """Complete trials of any tuning for the same model, cluster and workload keys, fastest first."""
+        """Complete trials of any tuning for the same model, cluster and workload keys, fastest first.
+
+        With `before` only those that had ended by then.
+        """
 
     def imported_runs(self, source: str) -> Sequence[ImportedRun]:
         """All runs of a source of imports, in the order of their import. Raises UnknownNameError for an unknown one.
@@ -159,9 +164,6 @@ class Store(Protocol):
 
     def imported_readings(self, source: str, cluster_key: str) -> Sequence[CollectiveReading]:
         """A source's collective readings on that cluster, oldest first. Raises UnknownNameError."""
-
-    def study_url(self) -> str:
-        """The database URL, for Optuna's storage in the same database."""
 
 
 # ----------------------------------------------------------------------------------------------------

@@ -15,7 +15,6 @@ from pydantic import Field, TypeAdapter, ValidationError
 
 from autotune.errors import InputError
 from autotune.settings import BROKER_VARIABLE, Settings
-from autotune.specs.base import Name
 
 TUNER_QUEUE = "tuner"
 SWEEP_QUEUE = "sweep"  # of the tuners too, but never behind a thousand tunings that wait to be advanced
@@ -32,11 +31,6 @@ _START_S = 60.0  # a worker process may take this long to say that it is up, on 
 def node_queue(node: str) -> str:
     """The queue that only this node consumes."""
     return f"node.{node}"
-
-
-def pool_queue(pool: str) -> str:
-    """The queue that every node of a pool consumes."""
-    return f"pool.{pool}"
 
 
 def create_app(settings: Settings) -> Celery:
@@ -115,7 +109,6 @@ class TaskName(StrEnum):
     """The tasks of the fleet."""
 
     ADVANCE = "autotune.advance"
-    SCHEDULE = "autotune.schedule"
     RUN = "autotune.run"
     CANARY = "autotune.canary"
     SWEEP = "autotune.sweep"
@@ -125,7 +118,6 @@ class TaskName(StrEnum):
 
 _PAYLOADS: Mapping[TaskName, TypeAdapter[Any]] = {
     TaskName.ADVANCE: TypeAdapter(Annotated[tuple[Id, ...], Field(min_length=1, max_length=MAX_TUNINGS)]),  # tunings
-    TaskName.SCHEDULE: TypeAdapter(tuple[Name]),  # pool
     TaskName.RUN: TypeAdapter(tuple[Id, Token]),  # job, the grant's token
     TaskName.CANARY: TypeAdapter(tuple[Id]),  # session
     TaskName.SWEEP: TypeAdapter(tuple[()]),

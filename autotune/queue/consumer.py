@@ -44,7 +44,7 @@ class StrictConsumer(Consumer):  # type: ignore[misc]
 
 
 def fault_of(message: Any) -> str:
-    """Why a kombu message is none of ours; empty if it is."""
+    """Why a kombu message is not one of ours; empty if it is."""
     headers = message.headers
     if not all(isinstance(headers.get(name), str) for name in _TEXTS):
         return "it names no task"
@@ -70,11 +70,11 @@ def _fault_of_body(message: Any) -> str:
 
 
 # ----------------------------------------------------------------------------------------------------
-# Credit: a consumer that waits for a message that was lost gets its connection anew.
+# Prefetch check: a consumer that waits for a message that was lost gets a new connection.
 #
 # With a prefetch of 1 a consumer asks for the next message when the last one is acknowledged. Where Redis goes away in
 # just that moment, kombu logs "Couldn't ack" and keeps the message counted for ever (kombu.message.ack_log_error): the
-# consumer asks for nothing any more, and so does not even see that its connection is gone. workers.watchdog would find
+# consumer asks for nothing any more, and does not even notice that its connection is gone. workers.watchdog would find
 # that by its canaries; this finds it sooner, and without ending what runs.
 
 _EVERY_S = 2.0

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, TypeVar
 from kombu.exceptions import KombuError
 from redis.exceptions import RedisError
 
-from autotune.queue.app import SWEEP_QUEUE, TUNER_QUEUE, TaskName, node_queue, pool_queue
+from autotune.queue.app import SWEEP_QUEUE, TUNER_QUEUE, TaskName, node_queue
 
 if TYPE_CHECKING:
     from celery import Celery
@@ -20,7 +20,7 @@ log = logging.getLogger("autotune.queue")
 
 Answer = TypeVar("Answer")
 
-# More of these messages than this do nothing more: who was away must not find thousands of them when it comes back.
+# More messages of one kind than this have no use: a worker that was away must not find thousands of them.
 _MAX_WAITING = 4
 # Shorter than a beat's pause (workers.beat), so that each sweep is really tried.
 _AWAY_S = 3.0
@@ -29,8 +29,8 @@ _AWAY_S = 3.0
 class CeleryQueue:
     """Sends ids; says False, and why in the log, when the broker does not take them. May be used by several threads.
 
-    A broker that does not answer costs seconds. After that it is taken to be away for a moment: what is asked of it
-    then is False at once, since a sweep sends again what is due.
+    A broker that does not answer costs seconds. After that it is taken to be away for a moment, and sending gives False
+    at once: a sweep sends again what is due.
     """
 
     def __init__(self, app: Celery) -> None:
@@ -38,16 +38,12 @@ class CeleryQueue:
         self._away_until_s = 0.0
 
     def advance(self, *tuning_ids: str) -> bool:
-        """To any tuner, in one message: take the next steps of this tuning; or, of several, tell tuners of each."""
+        """Asks any tuner to take the next steps of this tuning; of several, to send a message for each."""
         return self._send(TaskName.ADVANCE, tuning_ids, TUNER_QUEUE)
 
     def backlog(self) -> int:
         """How many messages wait for tuners; 0 if the broker does not answer."""
         return self._ask(self._counted(TUNER_QUEUE)) or 0
-
-    def schedule(self, pool: str) -> bool:
-        """To any free node of the pool: grant what waits. True without sending where enough messages wait already."""
-        return self._send_unless_many_wait(TaskName.SCHEDULE, (pool,), pool_queue(pool))
 
     def run(self, node: str, job_id: str, token: int) -> bool:
         """To one node: run your share of this job under this grant."""

@@ -1,10 +1,10 @@
 """Attribution: whose fault a loss is. Pure. "Cannot tell" is an answer; a wrong name is none.
 
-The loss, as ln of the step's time, is held against what could explain it:
+The loss, as ln of the step's time, is compared with what could explain it:
 
 1. memory: the worst rank has next to nothing left now, and had before;
 2. one rank, or all ranks of one node: it computes longer than it did, by more than the others do, and by at least
-   half of the loss (regression.ranks);
+   half of the loss;
 3. a control that is slower (a link inside nodes or across them, the kernels): what the step can lose by that lies
    between two bounds from the baseline's trace. For kernels both are T_calc's share times the slowdown; for links the
    lower one takes the exposed communication, the upper one all of it. It explains the loss if the upper bound reaches
@@ -135,7 +135,8 @@ def _hosts(windows: Sequence[CheckWindow]) -> dict[int, str]:
 # Memory as a cause, and how the peak of a plan changed. Pure.
 
 FULL = 0.97
-"""From this share of a device's memory on an allocator flushes and begins anew without failing, and steps slow down."""
+"""From this share of a device's memory on, an allocator frees memory and tries again instead of failing: steps slow
+down."""
 
 
 def peak_of(windows: Sequence[CheckWindow]) -> int | None:

@@ -10,12 +10,13 @@ from __future__ import annotations
 import logging
 import uuid
 from collections import Counter
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from datetime import datetime
 
 from autotune.errors import AutotuneError, StoreConflictError, UnknownNameError
 from autotune.fleet.eligibility import common_environment, gang_fingerprint, obstacle
 from autotune.fleet.finishing import Merge
+from autotune.fleet.scheduling import schedule
 from autotune.fleet.service import FleetService, submission_of
 from autotune.ports.fleet import Queue
 from autotune.ports.regression import FleetRegressionStore
@@ -26,6 +27,8 @@ from autotune.specs import BestEntry, Budget, ClusterSpec, Job, JobPurpose, JobS
 from autotune.specs.regression import AlertChannel, Check, CheckCandidate, CheckMeasurement, CheckState, StepTrace
 
 log = logging.getLogger("autotune.regression")
+
+OnMeasured = Callable[[Check, Wanted, CheckMeasurement], None]
 
 PRINCIPAL = "regression"
 """Who the jobs are for: fairness counts them together, and lets people's tunings go first when they used less."""
@@ -57,7 +60,7 @@ def start_regression(
         share = None if spare is None else item.gpu_s + spare / len(chosen.chosen)
         _begin(store, item.candidate, environments[item.candidate.cluster_name], share)
     for pool in environments:
-        queue.schedule(pool)
+        schedule(store, queue, pool)
     return chosen
 
 
@@ -121,22 +124,41 @@ def advance_after(
 
 
 def advance_check(
-    store: FleetRegressionStore, queue: Queue, merge: Merge, check: Check, *, channels: Collection[AlertChannel] = ()
+    store: FleetRegressionStore,
+    queue: Queue,
+    merge: Merge,
+    check: Check,
+    *,
+    pool: str = "",
+    channels: Collection[AlertChannel] = (),
+    on_measured: OnMeasured = lambda check, wanted, measurement: None,
 ) -> Check | None:
-    """Moves one check on; returns it if it ended now, with a result or, as `_is_over` says, without."""
+    """Moves one check on; returns it if it ended now, with a result or, as `_is_over` says, without.
+
+    Args:
+        store: keeps everything.
+        queue: carries ids.
+        merge: what the reports of a job's members amount to.
+        check: as it is stored.
+        pool: of a single process that measures for it on its own machine; else the check's.
+        channels: where incidents are told.
+        on_measured: told of every measurement.
+    """
     while (stand := stand_of(store, check)).wanted is not None:
         if (over := _abandoned(store, check, stand)) is not None:
             return over
         job = _job(store, check, stand.wanted)
         if job is None:
-            _dispatch(store, check, stand.background.entry, stand.wanted)
-            queue.schedule(check.pool)
+            _dispatch(store, check, pool or check.pool, stand.background.entry, stand.wanted)
+            schedule(store, queue, pool or check.pool)
             return None
         if job.state is not JobState.ENDED:
             return None
         found = measured(stand.wanted, merge(job).outcome, job.ended_at or store.now())
-        added = store.add_measurement(check.id, found if found.trace is None else _on_nodes(found, found.trace, job))
-        if not added and store.check(check.id).state is not CheckState.RUNNING:
+        named = found if found.trace is None or pool else _on_nodes(found, found.trace, job)
+        if store.add_measurement(check.id, named):
+            on_measured(check, stand.wanted, named)
+        elif store.check(check.id).state is not CheckState.RUNNING:
             return None  # somebody has ended it meanwhile
     return end(store, check, stand, channels=channels, now=store.now())
 
@@ -149,7 +171,7 @@ def _on_nodes(measurement: CheckMeasurement, trace: StepTrace, job: Job) -> Chec
 
 
 def _on_turn(store: FleetRegressionStore, running: Sequence[Check]) -> Sequence[Check]:
-    """Checks of the fleet that measure now; see regression.turns."""
+    """Checks of the fleet that measure now; see regression.selection."""
     ready = Counter[tuple[str, str]]()
     for pool in {check.pool for check in running}:
         nodes = _ready(store, pool)
@@ -159,7 +181,7 @@ def _on_turn(store: FleetRegressionStore, running: Sequence[Check]) -> Sequence[
 
 
 def _abandoned(store: FleetRegressionStore, check: Check, stand: Stand) -> Check | None:
-    """The check without a result, where it can only wait in vain, or has for too long; None where it goes on.
+    """Ends a check without a result if what it waits for cannot come or has taken too long; None where it goes on.
 
     Its job is cancelled first: whoever dies in between leaves one that tells the next one so.
     """
@@ -246,9 +268,9 @@ def _job_id(check: Check, wanted: Wanted) -> str:
     return f"{JOB}{check.id}-{wanted.number}"
 
 
-def _dispatch(store: FleetRegressionStore, check: Check, entry: BestEntry, wanted: Wanted) -> None:
+def _dispatch(store: FleetRegressionStore, check: Check, pool: str, entry: BestEntry, wanted: Wanted) -> None:
     """Creates the measurement's job, on the nodes of the one before where there was one and they are ready."""
-    nodes = store.nodes(check.pool)
+    nodes = store.nodes(pool)
     gang = _gang(store, check, wanted.number)
     now = store.now()
     ready = {node.name for node in nodes if not obstacle(node, now, entry.cluster.gpus_per_node)}
@@ -256,7 +278,7 @@ def _dispatch(store: FleetRegressionStore, check: Check, entry: BestEntry, wante
     job = Job(
         id=_job_id(check, wanted),
         purpose=JobPurpose.REGRESSION,
-        pool=check.pool,
+        pool=pool,
         cluster=entry.cluster,
         request=wanted.request,
         principal=PRINCIPAL,

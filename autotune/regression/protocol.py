@@ -43,10 +43,10 @@ WARMUP_STEPS, MIN_STEPS, MORE_STEPS = 2, 3, 3
 """At least so many steps are timed, and so many more where they differ."""
 
 STEPS_S, MAX_SHORT_STEPS = 2.0, 40
-"""Short steps are timed for so long, in so many at most: a tenth of a second tells of the moment, not of the plan."""
+"""Short steps are timed for this long, at most this many of them: a tenth of a second shows a moment only."""
 
 CONTROL_S, MIN_ITERATIONS, MAX_ITERATIONS = 0.3, 15, 200
-"""A control is repeated for so long, going by how long it took the last time in this check."""
+"""A control is repeated for about this long, judged by how long it took the last time in this check."""
 
 MIN_BYTES = 256 * 1024
 

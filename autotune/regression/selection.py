@@ -19,7 +19,7 @@ from autotune.specs.regression import Check, CheckCandidate
 
 NEVER_CHECKED_DAYS = 60.0
 MIN_DAYS = 0.5
-"""What was checked a moment ago still has a weight: a budget that is left is used."""
+"""A plan counts as unchecked for at least this long, so that what is left of a budget is used."""
 
 STALE_FACTOR, INCIDENT_FACTOR = 4.0, 3.0
 START_S, PROBE_S = 10.0, 2.0

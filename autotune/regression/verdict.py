@@ -1,7 +1,8 @@
 """Verdict: is a plan as fast as it was? Error rates by experiment are in docs/regression.md.
 
 With d the difference of the mean window centre (ln throughput) now and at the baseline, and v its variance under the
-noise model (tuning.regression.windows), the interval is d ± t sqrt(v). Windows are added until the question is decided:
+noise model (autotune.regression.windows), the interval is d ± t sqrt(v). Windows are added until the question is
+decided:
 
 - unchanged: nothing speaks for a change, and a loss of DETECTABLE is ruled out;
 - worse or better: at least two windows, the interval leaves out zero, and the change is at least MIN_EFFECT;
@@ -29,7 +30,7 @@ MISSED = 0.02
 """Probability that a look rules out a loss of DETECTABLE that is there."""
 
 SUSPICION = 0.10
-"""A look that gives no change less than this probability asks for another window."""
+"""A look that finds 'no change' less probable than this asks for another window."""
 
 MIN_EFFECT = 0.01
 DETECTABLE = 0.05

@@ -21,7 +21,7 @@ Floats = NDArray[np.float64]
 PRIOR_WITHIN, PRIOR_BETWEEN, PRIOR_VISITS = 0.01, 0.006, 0.005
 PRIOR_COUNT = 6.0
 KNOWN = 14.0
-"""Degrees of freedom that the prior of visits is worth where nothing speaks against it; the less, the noisier it is."""
+"""Degrees of freedom that the prior of visits is worth where nothing speaks against it; fewer if they are noisy."""
 
 MEDIAN_TO_MEAN = 1.2
 """Standard deviation of the median of five normal values, by that of their mean. What a neighbour does to two of five
@@ -90,7 +90,7 @@ def noise_of(series: Iterable[Sequence[Window]]) -> Noise:
     inside = _pooled(within, PRIOR_WITHIN)
     # Steps from window to window hold the noise inside windows as well, those from visit to visit both.
     own = MEDIAN_TO_MEAN * inside / float(np.sqrt(np.median(repeats)))
-    # Where repeats are noisy, windows are, and where those are, nights are: until enough of them have shown otherwise.
+    # Noisy repeats mean noisy windows, and those noisy nights, until enough of them have shown otherwise.
     prior_between = max(PRIOR_BETWEEN, inside / 2.0)
     beside = _pooled(between, float(np.hypot(prior_between, own)))
     windows_apart = _less(beside, own, prior_between)

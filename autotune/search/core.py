@@ -40,7 +40,7 @@ from autotune.specs import (
 )
 
 # ----------------------------------------------------------------------------------------------------
-# Measurement: what a caller who runs plans in a framework of their own tells of one run.
+# Measurement: what callers who run plans in their own framework report of one run.
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,8 +52,6 @@ class Measurement:
         relative_noise: half width of its 95 % interval over the mean.
         peak_bytes: the most that the allocator reserved on any rank; None if unknown, which teaches nothing of memory.
         setup_s: seconds from the start to the first step; None if unknown.
-        carried_sd: of a figure that a cheaper trial was carried over to (search.screening): its standard deviation
-            (ln). The plan can be asked for again, and is not best by this. None for a whole trial.
 
     Raises:
         InputError: a figure that no run can have.
@@ -63,12 +61,11 @@ class Measurement:
     relative_noise: float = 0.0
     peak_bytes: float | None = None
     setup_s: float | None = None
-    carried_sd: float | None = None
 
     def __post_init__(self) -> None:
         if not (math.isfinite(self.tokens_per_s_per_gpu) and self.tokens_per_s_per_gpu > 0):
             raise InputError("tokens_per_s_per_gpu", self.tokens_per_s_per_gpu, "must be finite and above 0")
-        for name in ("relative_noise", "peak_bytes", "setup_s", "carried_sd"):
+        for name in ("relative_noise", "peak_bytes", "setup_s"):
             value = getattr(self, name)
             if value is not None and not (math.isfinite(value) and value >= 0):
                 raise InputError(name, value, "must be finite and at least 0")
@@ -156,8 +153,8 @@ class Search:
 
     @property
     def trials(self) -> int:
-        """Whole trials told, without history."""
-        return sum(not item.carried for item in self._told[self._history :])
+        """Trials told, without history."""
+        return len(self._told) - self._history
 
     def posterior(self) -> Posterior:
         """What is expected of each plan of `table` now. Plans in flight count as barred."""
@@ -232,8 +229,7 @@ class Search:
                 Observation(
                     plan=plan,
                     tokens_per_s_per_gpu=result.tokens_per_s_per_gpu,
-                    relative_noise=result.relative_noise if result.carried_sd is None else 2.0 * result.carried_sd,
-                    carried=result.carried_sd is not None,
+                    relative_noise=result.relative_noise,
                     peak_bytes=result.peak_bytes,
                     gpu_s=gpu_s,
                 )

@@ -107,4 +107,4 @@ def peaks(
 
 
 LESSON_NOISE = 0.1
-"""A lesson's peak as evidence for this tuning."""
+"""Another tuning's peak as evidence for this one."""

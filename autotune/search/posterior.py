@@ -38,7 +38,6 @@ class Observation:
         peak_bytes: measured peak of the worst rank, or None.
         out_of_memory: it really ran out of memory.
         pruned: stopped early because it could not win.
-        carried: not measured whole, but carried over from a cheaper trial (search.fidelity): the plan stays open.
         gpu_s: GPU-seconds the trial cost.
     """
 
@@ -48,13 +47,12 @@ class Observation:
     peak_bytes: float | None = None
     out_of_memory: bool = False
     pruned: bool = False
-    carried: bool = False
     gpu_s: float | None = None
 
     @property
     def whole(self) -> bool:
         """Whether the plan's whole step was measured to the end."""
-        return bool(self.tokens_per_s_per_gpu) and not self.pruned and not self.carried
+        return bool(self.tokens_per_s_per_gpu) and not self.pruned
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -131,13 +129,10 @@ def believe(
     log_time = now.log_time + alike
     memory = _memory(points, estimates, seen, transfers, learning)
     barred = np.zeros(len(table), dtype=np.bool_)
-    barred[[i for i, item in seen if not item.carried]] = True
+    barred[[i for i, _ in seen]] = True
     best_plan, best = _best(timed)
     spread = np.sqrt(np.diag(learned.covariance))
     log_mean, log_sd = np.log(estimates.tokens_per_step / devices) - log_time, np.hypot(shared_sd, OWN_SD)
-    for i, item in timed:
-        if item.carried and item.tokens_per_s_per_gpu:
-            log_mean[i], log_sd[i] = np.log(item.tokens_per_s_per_gpu), item.relative_noise / 2.0
     for i, item in timed:
         if item.whole and item.tokens_per_s_per_gpu:  # what was measured is known, whatever the others say
             log_mean[i], log_sd[i] = np.log(item.tokens_per_s_per_gpu), REPEAT_NOISE

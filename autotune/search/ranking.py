@@ -64,7 +64,7 @@ def peak_memory_bytes(reading: StepReading, cluster: ClusterSpec) -> int:
 
 
 def ranking(observations: Iterable[Observation]) -> list[RankedPlan]:
-    """All fully measured plans (not failed, pruned or carried over from cheaper trials), fastest first."""
+    """All fully measured plans (neither failed nor pruned), fastest first."""
     found: dict[Plan, list[Observation]] = {}
     last: dict[Plan, int] = {}
     for number, item in enumerate(observations):
@@ -223,7 +223,7 @@ class Best:
     """The measured plan to use and its evidence.
 
     Args:
-        ranked: of the plan: the fastest, or one as fast with more free memory (search.comparison).
+        ranked: of the plan: the fastest, or one as fast with more free memory.
         trials: its complete trials.
         all_trials: those of all plans.
         runners_up: the other measured plans, fastest first.

@@ -208,7 +208,7 @@ CARRIED_ROUNDS = 4
 
 
 def carried_prior(slopes: Floats, residuals: Floats, noise_sd: Floats, prior: Floats) -> tuple[Floats, Floats]:
-    """(mean, covariance) of the parameters after the transfers: Bayesian linear regression, wild transfers toned down.
+    """(mean, covariance) of the parameters after the transfers: Bayesian linear regression that discounts outliers.
 
     Args:
         slopes: [transfers, parameters].

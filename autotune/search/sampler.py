@@ -10,7 +10,7 @@ import numpy as np
 import optuna
 from optuna.distributions import BaseDistribution, CategoricalDistribution, IntDistribution
 from optuna.samplers import BaseSampler, GPSampler, TPESampler
-from optuna.trial import FrozenTrial, Trial, TrialState
+from optuna.trial import FrozenTrial, Trial, TrialState, create_trial
 
 from autotune.cost.table import COLUMNS, PlanTable
 from autotune.errors import InputError
@@ -41,7 +41,7 @@ def distributions(table: PlanTable) -> dict[str, CategoricalDistribution]:
 class PlanSampler(BaseSampler):
     """Asks a `Search` for the whole plan at once, so that only legal plans are ever sampled.
 
-    The search must be told the results too (the study keeps them; the search learns from them).
+    The search must be told the results too: it learns from them, not from the study.
     """
 
     def __init__(self, search: Search) -> None:
@@ -62,7 +62,7 @@ class PlanSampler(BaseSampler):
     def sample_relative(
         self, study: optuna.Study, trial: FrozenTrial, search_space: dict[str, BaseDistribution]
     ) -> dict[str, Any]:
-        """The next plan; the best one again when every plan was tried (Optuna asks for enqueued trials too)."""
+        """The next plan; the best one again when every plan was tried."""
         if self.chosen is not None:
             return plan_params(self.chosen)
         choice = self._search.next()
@@ -80,7 +80,7 @@ class PlanSampler(BaseSampler):
     def after_trial(
         self, study: optuna.Study, trial: FrozenTrial, state: TrialState, values: Sequence[float] | None
     ) -> None:
-        """Nothing to do: `search.study` stores the memory constraint."""
+        """Nothing to do: the search is told by whoever ran the plan."""
 
 
 # ----------------------------------------------------------------------------------------------------
@@ -102,6 +102,8 @@ class FiniteStudy:
     order, switches as categories. A suggestion outside the set, or asked before, is failed in the study and drawn
     again; after DRAWS the unasked plan nearest to the last one is taken (steps between indices and unequal
     switches added up). A plan that fails is a failed trial, which Optuna's samplers learn nothing from.
+    Each plan is drawn from a seed of its own, so that a study that was made again and told the same plans in the same
+    order asks what the first one would have asked.
 
     Args:
         name: tpe or gp.
@@ -116,11 +118,13 @@ class FiniteStudy:
         data = {plan: plan.to_data() for plan in sorted(plans, key=lambda plan: plan.key)}
         self._values = {field: sorted({row[field] for row in data.values()}) for field in (*_DEGREES, *_SWITCHES)}
         self._fields = [field for field, values in self._values.items() if len(values) > 1]
-        self._points = {self._point(row): plan for plan, row in data.items()}
+        self._point_of = {plan: self._point(row) for plan, row in data.items()}
+        self._points = {point: plan for plan, point in self._point_of.items()}
+        """The plans that were not asked yet."""
         if len(self._points) < len(plans):
             raise InputError("plans", len(plans), "plans must differ in more than dp")
         self._space = {field: self._distribution(field) for field in self._fields}
-        self._draws = DRAWS[name]
+        self._name, self._seed = name, seed
         optuna.logging.set_verbosity(optuna.logging.WARNING)
         self._study = optuna.create_study(direction="maximize", sampler=_sampler(name, seed))
         self._open: dict[Plan, Trial] = {}
@@ -131,7 +135,9 @@ class FiniteStudy:
             return None
         if not self._fields:
             return self._take(())
-        for _ in range(self._draws):
+        left = len(self._points)
+        self._study.sampler = _sampler(self._name, int(np.random.SeedSequence((self._seed, left)).generate_state(1)[0]))
+        for _ in range(DRAWS[self._name]):
             trial = self._study.ask(self._space)
             point = tuple(trial.params[field] for field in self._fields)
             if point in self._points:
@@ -141,20 +147,22 @@ class FiniteStudy:
         return self._take(min(self._points, key=lambda other: self._distance(point, other)))
 
     def tell(self, plan: Plan, tokens_per_s_per_gpu: float | None) -> None:
-        """Ends the plan's trial; one that was not asked here is asked first. A repeat or an outsider is ignored."""
-        self.expect(plan)
-        trial = self._open.pop(plan, None)
-        if trial is None:
-            return
-        if tokens_per_s_per_gpu is None:
-            self._study.tell(trial, state=TrialState.FAIL)
-        else:
-            self._study.tell(trial, tokens_per_s_per_gpu)
+        """Ends the plan's trial; one that was not asked here counts as asked. A repeat or an outsider is ignored."""
+        state = TrialState.FAIL if tokens_per_s_per_gpu is None else TrialState.COMPLETE
+        trial, point = self._open.pop(plan, None), self._point_of.get(plan)
+        if trial is not None:
+            self._study.tell(trial, tokens_per_s_per_gpu, state=state)
+        elif point is not None and point in self._points:
+            del self._points[point]
+            params = dict(zip(self._fields, point, strict=True))
+            self._study.add_trial(
+                create_trial(state=state, value=tokens_per_s_per_gpu, params=params, distributions=self._space)
+            )
 
     def expect(self, plan: Plan) -> None:
         """Asks the study for a plan that was not asked here; one that was, or an outsider, is ignored."""
-        point = next((point for point, other in self._points.items() if other == plan), None)
-        if point is not None:
+        point = self._point_of.get(plan)
+        if point is not None and point in self._points:
             self._take(point)
 
     def _take(self, point: tuple[Any, ...]) -> Plan:

@@ -1,4 +1,7 @@
-"""The Optuna study of a tuning, in the same database as everything else; ask and tell by trial number."""
+"""The Optuna study of a tuning: which plan comes next, under which trial number.
+
+It lives in memory and is rebuilt from the stored trials, which are the only truth: what it would ask follows from them.
+"""
 
 from __future__ import annotations
 
@@ -6,14 +9,18 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import optuna
-from optuna.storages import RDBStorage
-from optuna.trial import Trial as OptunaTrial
 from optuna.trial import TrialState as OptunaState
 
 from autotune.search.core import Search
-from autotune.search.ranking import peak_memory_bytes
 from autotune.search.sampler import Alternative, PlanSampler, plan_of, plan_params
-from autotune.specs import Failure, Plan, StepReading, Trial
+from autotune.specs import Plan, StepReading, Trial, TrialState
+
+_STATES = {
+    TrialState.RUNNING: OptunaState.RUNNING,
+    TrialState.COMPLETE: OptunaState.COMPLETE,
+    TrialState.PRUNED: OptunaState.PRUNED,
+    TrialState.FAILED: OptunaState.FAIL,
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -25,122 +32,74 @@ class Asked:
 
 
 class PlanStudy:
-    """One tuning's study. The plan comes from enqueued trials first, then from the alternative or the search.
+    """One tuning's study. What it asked becomes a trial by being stored; a number that never was is given again.
 
     Args:
         search: chooses and learns.
-        name: of the study; an existing one of that name is resumed.
-        url: the database; None keeps the study in memory.
-        alternative: chooses among the search's plans in its place; the search still learns.
+        first: plans to run before anything that the search would choose, in this order, each once. Over as soon as a
+            trial of any other plan is known, so that a list that grew since then changes nothing.
+        alternative: chooses among the search's plans in its place, from the first trial on; the search still learns.
     """
 
-    def __init__(self, search: Search, *, name: str, url: str | None, alternative: Alternative | None = None) -> None:
+    def __init__(self, search: Search, *, first: Sequence[Plan] = (), alternative: Alternative | None = None) -> None:
         optuna.logging.set_verbosity(optuna.logging.WARNING)
         self._search, self._alternative = search, alternative
+        self._first = () if alternative is not None else tuple(first)
         self._sampler = PlanSampler(search)
-        self._database = RDBStorage(url) if url is not None else None
-        self._study = optuna.create_study(
-            study_name=name, storage=self._database, sampler=self._sampler, direction="maximize", load_if_exists=True
-        )
-        self._told: set[int] = set()
-        self._expected: set[int] = set()
-        self._ended: set[int] = set()  # in the study
-
-    def close(self) -> None:
-        """Lets go of the database's connections."""
-        if self._database is not None:
-            self._database.remove_session()
-            self._database.engine.dispose()
-
-    def enqueue(self, plans: Sequence[Plan]) -> None:
-        """Puts plans before anything that the sampler would choose. A plan already in the study is skipped."""
-        for plan in plans:
-            self._study.enqueue_trial(plan_params(plan), skip_if_exists=True)
-
-    def ask(self) -> Asked:
-        """The next plan. The caller runs it and tells its number."""
-        return self._next(self._alternative.ask() if self._alternative is not None else None)
-
-    def _next(self, chosen: Plan | None) -> Asked:
-        # Not by Optuna's queue: what is in there outlives a process that dies before it asks.
-        self._sampler.chosen = chosen
-        trial = self._study.ask(fixed_distributions=dict(self._sampler.space))
-        self._sampler.chosen = None
-        plan = plan_of(trial.params)
-        self._expected.add(trial.number)
-        self._search.expect(plan)
-        trial.set_user_attr("plan", plan.key)
-        return Asked(number=trial.number, plan=plan)
-
-    def tell(
-        self, number: int, plan: Plan, result: StepReading | Failure, *, gpu_s: float, final: bool = False
-    ) -> None:
-        """Ends a trial in the study and teaches the search; `final` as in `Search.tell`.
-
-        Telling an ended trial again changes nothing.
-        """
-        if number in self._told:
-            return
-        self._told.add(number)
-        trial = self._trial(number) if number not in self._ended else None
-        if trial is not None:
-            self._store(trial, result, gpu_s)
-        self._search.tell(plan, result, gpu_s=gpu_s, final=final)
-        if self._alternative is not None:
-            self._alternative.tell(plan, result.tokens_per_s_per_gpu if isinstance(result, StepReading) else None)
+        self._study = optuna.create_study(sampler=self._sampler, direction="maximize")
+        self._known: dict[int, Plan] = {}
+        self._ended: set[int] = set()
 
     def resume(self, trials: Sequence[Trial], *, final: bool = False) -> None:
-        """Brings study and search up to what the store holds, after a crash at any line; may be called at any time.
-
-        Every ended trial of the store is told, and every running one expected. Trials that the study believes running
-        and the store does not know are failed.
+        """Brings study and search up to the stored trials; may be called at any time, and again.
 
         Args:
-            trials: the store's, all of this tuning.
-            final: whether a plan whose trial was lost is not asked again.
+            trials: all of this tuning, by number.
+            final: whether a plan whose trial was lost is not asked again, as in `Search.tell`.
         """
-        frozen = self._study.get_trials(deepcopy=False)
-        self._ended.update(item.number for item in frozen if item.state.is_finished())
         for trial in trials:
             result = trial.reading if trial.reading is not None else trial.failure
-            if result is not None:
-                self.tell(trial.number, trial.plan, result, gpu_s=trial.gpu_s, final=final)
-            elif trial.number not in self._expected:
-                self._expect(trial)
-        known = {trial.number for trial in trials}
-        for item in frozen:
-            if item.state is OptunaState.RUNNING and item.number not in known:
-                self._study.tell(item.number, state=OptunaState.FAIL, skip_if_finished=True)
+            if trial.number not in self._known:
+                self._adopt(trial)
+                if result is None and self._alternative is not None:
+                    self._alternative.expect(trial.plan)
+            if result is None or trial.number in self._ended:
+                continue
+            self._ended.add(trial.number)
+            speed = result.tokens_per_s_per_gpu if isinstance(result, StepReading) else None
+            whole = trial.state is TrialState.COMPLETE
+            self._study.tell(trial.number, speed if whole else None, state=_STATES[trial.state])
+            self._search.tell(trial.plan, result, gpu_s=trial.gpu_s, final=final)
+            if self._alternative is not None:
+                self._alternative.tell(trial.plan, speed)
 
-    def _expect(self, trial: Trial) -> None:
-        """Takes a trial as in flight that was asked before this process, or in another one."""
-        self._expected.add(trial.number)
-        self._search.expect(trial.plan)
+    def ask(self) -> Asked:
+        """The next plan. The caller stores it as a trial of that number before running it."""
         if self._alternative is not None:
-            self._alternative.expect(trial.plan)
+            return self._next(self._alternative.ask())
+        tried = set(self._known.values())
+        rest = [plan for plan in self._first if plan not in tried]
+        return self._next(rest[0] if rest and tried <= set(self._first) else None)
 
     def repeat(self, plan: Plan) -> Asked:
         """A further trial of a plan that was measured before."""
         return self._next(plan)
 
-    def _trial(self, number: int) -> OptunaTrial | None:
-        """The unfinished trial of that number."""
-        found = [item for item in self._study.get_trials(deepcopy=False) if item.number == number]
-        if not found or found[0].state.is_finished():
-            return None
-        return OptunaTrial(self._study, found[0]._trial_id)
+    def _next(self, chosen: Plan | None) -> Asked:
+        self._sampler.chosen = chosen
+        trial = self._study.ask(fixed_distributions=dict(self._sampler.space))
+        plan = plan_of(trial.params)
+        self._known[trial.number] = plan
+        self._search.expect(plan)
+        return Asked(number=trial.number, plan=plan)
 
-    def _store(self, trial: OptunaTrial, result: StepReading | Failure, gpu_s: float) -> None:
-        trial.set_user_attr("gpu_s", gpu_s)
-        if isinstance(result, Failure):
-            trial.set_user_attr("failure", result.kind.value)
-            self._study.tell(trial.number, state=OptunaState.FAIL, skip_if_finished=True)
-            return
-        cluster = self._search.cluster
-        if not self._study.get_trials(deepcopy=False)[trial.number].constraints:
-            trial.set_constraint("memory", peak_memory_bytes(result, cluster) - cluster.device.memory_bytes)
-        if result.pruned:
-            trial.report(result.tokens_per_s_per_gpu, step=len(result.step_times_s))
-            self._study.tell(trial.number, state=OptunaState.PRUNED, skip_if_finished=True)
-            return
-        self._study.tell(trial.number, result.tokens_per_s_per_gpu, skip_if_finished=True)
+    def _adopt(self, trial: Trial) -> None:
+        """Takes a trial as in flight that was asked before this study was made."""
+        while len(self._study.get_trials(deepcopy=False)) < trial.number:  # numbers that no trial has
+            self._study.add_trial(optuna.trial.create_trial(state=OptunaState.FAIL))
+        space = self._sampler.space if self._search.table.find(trial.plan) is not None else {}
+        params = plan_params(trial.plan) if space else {}
+        adopted = optuna.trial.create_trial(state=OptunaState.RUNNING, params=params, distributions=dict(space))
+        self._study.add_trial(adopted)
+        self._known[trial.number] = trial.plan
+        self._search.expect(trial.plan)

@@ -87,7 +87,7 @@ def mismatch(field: str, value: object, allowed: str) -> PydanticCustomError:
 def _input_error(error: ValidationError, what: str) -> InputError:
     """One complaint of pydantic as an InputError, with the places of the others.
 
-    Of several an unknown key is told: who misspelled a key that is needed has to see it, not that it is missing.
+    Of several, an unknown key comes first: who misspelled a required key must see that, not that it is missing.
     """
     errors = error.errors(include_url=False)
     first = next((each for each in errors if each["type"] == "extra_forbidden"), errors[0])

@@ -84,6 +84,6 @@ class ClusterSpec(Spec):
     @property
     def key(self) -> str:
         """Identifies the hardware, whatever its name."""
-        # A field that came later leaves the keys of stored clusters without it as they were.
+        # A field that was added later does not change the keys of stored clusters that lack it.
         later = () if self.node_cores is not None else ("node_cores",)
         return self.digest(without=frozenset({"name", *later}))

@@ -13,6 +13,12 @@ from autotune.specs.cluster import ClusterSpec, Device
 from autotune.specs.measurement import FailureKind, ProbeProgress, ProbeRequest, Seconds
 from autotune.specs.model import Count
 
+LOCAL = "@"
+"""What the pool of a single process begins with, which measures on its own machine (fleet.local).
+
+No fleet's pool is called so, and a fleet sees nothing of such pools: neither their nodes nor their jobs.
+"""
+
 
 class NodeState(StrEnum):
     """`ready` may get jobs; `quarantined` may not until a health probe passes (or an admin releases it)."""
@@ -86,7 +92,7 @@ class MemberState(StrEnum):
 class RankReport(Spec):
     """How one rank of a job ended: a report of the probe module, or a failure.
 
-    `stopped` says of a rank that hung that its process was stopped (SIGSTOP): of several silent ranks it is the cause.
+    `stopped`: a rank hung because its process was stopped (SIGSTOP); among silent ranks it is the cause.
     """
 
     rank: int
@@ -102,8 +108,8 @@ class MemberReport(Spec):
     """What one node reports of its share of a job.
 
     `kept_warm` says that its ranks live on as the job's world. `setup_s` is the time until its ranks were ready,
-    `wall_s` until it reported. A node that could not even start ranks reports no ranks and a `failure`. `ordered` says
-    that the failure is what it was told to stop for (see MemberOrder), and none of its own.
+    `wall_s` until it reported. A node that could not even start ranks reports no ranks and a `failure`. `ordered`: the
+    failure is why it was told to stop (see MemberOrder), not one of its own.
     """
 
     ranks: tuple[RankReport, ...] = ()

@@ -150,7 +150,7 @@ class StepRequest(Spec):
     After `warmup_steps`, steps are timed until the 95 % interval of the mean step time is narrower than
     ±`target_relative_interval`, at least `min_steps` and at most `max_steps` of them. With `give_up_step_s` the
     trial stops as pruned once two timed steps are both slower than that. `trace` adds one profiled step, from which
-    T_calc and T_comm come. `cold` starts the ranks afresh through torchrun.
+    T_calc and T_comm come. `cold` starts fresh ranks for it.
     """
 
     kind: Literal["step"] = "step"

@@ -50,7 +50,7 @@ class CauseKind(StrEnum):
 
 
 class CheckState(StrEnum):
-    """running -> done | abandoned (it was interrupted for so long that its windows are none)."""
+    """running -> done | abandoned (it was interrupted for so long that its windows cannot be compared)."""
 
     RUNNING = "running"
     DONE = "done"
@@ -239,7 +239,7 @@ class AlertChannel(StrEnum):
 
 
 class Alert(Spec):
-    """One message to one channel. `key` is the same however often it is sent: receivers know it again by that."""
+    """One message to one channel. `key` is the same however often it is sent: receivers recognise repeats by it."""
 
     key: Name
     incident: Incident

@@ -43,7 +43,7 @@ class TrialState(StrEnum):
 
 
 class SamplerName(StrEnum):
-    """Ways to choose the next plan. `plan` is ours; the others are there to compare with (search.alternatives)."""
+    """Ways to choose the next plan. `plan` is ours; the others are there to compare with (search.sampler)."""
 
     PLAN = "plan"
     TPE = "tpe"

@@ -1,1 +1,1 @@
-"""The lifecycle of a tuning: pure states, the service that advances them, and the ports it talks through."""
+"""The lifecycle of a tuning: the request, what is known of it, the pure choice of its next step, and the answer."""

@@ -153,8 +153,8 @@ def stale_incumbent(facts: Facts) -> Plan | None:
 def next_confirmation(facts: Facts) -> Plan | None:
     """The contender that wants another trial: of those with the fewest repeats the one measured longest ago.
 
-    Trials in flight count as repeats, so that several gangs measure contenders in turns; but nothing is decided
-    before each has MIN_REPEATS, and from there on every repeat may decide.
+    Trials in flight count as repeats, so that several gangs take turns at the contenders; but nothing is decided before
+    each has MIN_REPEATS, and from there on every repeat may decide.
     """
     flying = Counter(facts.flying)
     due = [

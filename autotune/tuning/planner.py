@@ -1,6 +1,6 @@
 """Planner: all that a tuning's steps follow from, rebuilt from the store at any time. It runs nothing itself.
 
-A process that measures on its own machine (tuning.campaign) and a fleet (tuning.fleet) take the same steps from it.
+A machine on its own (fleet.local) and a fleet (fleet.service) take the same steps from it.
 """
 
 from __future__ import annotations
@@ -31,6 +31,7 @@ from autotune.specs import (
     ProbeRequest,
     Profile,
     SamplerName,
+    StepRequest,
     Trial,
     TrialState,
     Tuning,
@@ -40,6 +41,14 @@ from autotune.specs.imported import ImportedRun
 from autotune.tuning.lifecycle import Facts, search_budget
 
 PROBE_DEADLINE_S = 120.0
+# A trial is given up as pruned when its steps are slower than the best plan's by more than noise explains.
+PRUNE_MARGIN = 1.3
+DEADLINE_LEAST_S = 120.0
+DEADLINE_MOST_S = 3600.0
+COLD_START_S = 120.0
+STEPS_ALLOWED = 30
+# The first estimates may be wrong by this factor before a slow step counts as a hang.
+SLOWNESS_ALLOWED = 20.0
 
 
 class Planner:
@@ -61,11 +70,6 @@ class Planner:
         self._search: Search | None = None
         self._study: PlanStudy | None = None
         self._trials: Sequence[Trial] = ()
-
-    def close(self) -> None:
-        """Lets go of the study's database."""
-        if self._study is not None:
-            self._study.close()
 
     def facts(
         self, tuning: Tuning, *, attempted: Collection[ProbeRequest] = (), in_flight: int = 0, slots: int = 1
@@ -188,10 +192,9 @@ class Planner:
             tuning.model, tuning.cluster, tuning.workload, plans=self._table, profile=profile, transfers=transfers
         )
         other = self._alternative(search)
-        study = PlanStudy(search, name=f"tuning-{tuning.id}", url=self._store.study_url(), alternative=other)
-        if not self._trials and other is None:  # an alternative is judged by its own choices
-            study.enqueue([*self._known_best(), *self._imported_best()])
-        return search, study
+        # An alternative is judged by its own choices.
+        first = [*self._known_best(), *self._imported_best()] if other is None else []
+        return search, PlanStudy(search, first=first, alternative=other)
 
     # What was imported is transfers, links and first plans to measure: never a result of this tuning.
 
@@ -213,9 +216,10 @@ class Planner:
         return alternative(self._tuning.sampler, plans, seed=self._tuning.seed)
 
     def _known_best(self) -> list[Plan]:
-        """The best-known plans of earlier tunings for the same question, if they are legal here."""
+        """The best-known plans for the same question when this tuning's trials began, if they are legal here."""
         tuning = self._tuning
-        known = self._store.best_trials(tuning.model, tuning.cluster, tuning.workload, limit=3)
+        began = min((trial.started_at for trial in self._trials), default=None)
+        known = self._store.best_trials(tuning.model, tuning.cluster, tuning.workload, limit=3, before=began)
         return [trial.plan for trial in known if self._table.find(trial.plan) is not None]
 
     def _affordable(self, in_flight: int) -> bool:
@@ -247,3 +251,26 @@ def _end_s(trial: Trial) -> float:
 
 def _costliest_gpu_s(trials: Sequence[Trial]) -> float:
     return max((trial.gpu_s for trial in trials), default=0.0)
+
+
+def step_request(tuning: Tuning, asked: Asked, rival: RankedPlan | None) -> StepRequest:
+    """The step probe of a trial; it gives up early what cannot beat `rival`, if there is one."""
+    give_up_s = None
+    if rival is not None:
+        fastest_s = tuning.workload.tokens_per_step / (rival.tokens_per_s_per_gpu * tuning.cluster.devices)
+        give_up_s = PRUNE_MARGIN * fastest_s
+    return StepRequest(
+        model=tuning.model,
+        workload=tuning.workload,
+        plan=asked.plan,
+        give_up_step_s=give_up_s,
+        seed=tuning.seed,
+        cold=tuning.cold,
+    )
+
+
+def trial_deadline_s(tuning: Tuning, estimate: Estimate | None) -> float:
+    """Seconds that a trial may take, from its estimate."""
+    steps_s = STEPS_ALLOWED * SLOWNESS_ALLOWED * (estimate.step_time_s if estimate else 1.0)
+    start_s = COLD_START_S if tuning.cold else 0.0
+    return start_s + min(max(DEADLINE_LEAST_S, steps_s), DEADLINE_MOST_S)

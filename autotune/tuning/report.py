@@ -1,17 +1,24 @@
-"""The answer of a tuning as plain data and sentences: the winner, its evidence, and why it won."""
+"""Answers as plain data: what the API sends and what the command line prints are made here, by the same functions."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import asdict
 from typing import Any
 
 import numpy as np
 
+from autotune.errors import InputError
 from autotune.explain.explanation import Explanation, explain_best
+from autotune.export import launch_arguments
+from autotune.knowledge.answer import Answer
 from autotune.ports.store import Store
 from autotune.search.offline import Ranking
 from autotune.search.ranking import Best, best_of, peak_memory_bytes
-from autotune.specs import ClusterSpec, ModelSpec, Profile, Trial, Tuning, Workload
+from autotune.specs import ClusterSpec, ModelSpec, Plan, Profile, Trial, Tuning, Workload
+
+NEWEST = 50
+"""Among so many tunings the newest that measured something is looked for, where none is named."""
 
 
 def tuning_data(tuning: Tuning, trials: Sequence[Trial], profile: Profile | None = None) -> dict[str, Any]:
@@ -36,7 +43,24 @@ def tuning_data(tuning: Tuning, trials: Sequence[Trial], profile: Profile | None
     }
 
 
-def history_data(tuning: Tuning, trials: Sequence[Trial]) -> dict[str, Any]:
+def tuning_answer(store: Store, tuning: Tuning) -> dict[str, Any]:
+    """A tuning as it is shown: its request, where it stands, all its trials, the best plan and why it is the best."""
+    data = tuning_data(tuning, store.trials(tuning.id), store.profile(tuning.cluster.key))
+    return data | {"request": tuning.to_data()}
+
+
+def submitted_answer(tuning: Tuning, *, created: bool) -> dict[str, Any]:
+    """What became of a request for a tuning, or of one that was taken back."""
+    return {
+        "tuning": tuning.id,
+        "created": created,
+        "state": tuning.state.value,
+        "message": tuning.message,
+        "request": tuning.to_data(),
+    }
+
+
+def tuning_row(tuning: Tuning, trials: Sequence[Trial]) -> dict[str, Any]:
     """A tuning as one row of a list: its request by name, where it stands, and its best plan so far."""
     found = best_of(trials, tuning.cluster)
     return {
@@ -45,15 +69,36 @@ def history_data(tuning: Tuning, trials: Sequence[Trial]) -> dict[str, Any]:
         "model": tuning.model.name,
         "cluster": tuning.cluster.name,
         "state": tuning.state.value,
+        "message": tuning.message,
         "trials": len(trials),
         "gpu_s_spent": tuning.gpu_s_spent,
         "plan": found.ranked.plan.to_data() if found else None,
         "tokens_per_s_per_gpu": found.ranked.tokens_per_s_per_gpu if found else None,
+        "pool": tuning.pool,
+        "principal": tuning.principal,
     }
 
 
-def best_answer(store: Store, tuning: Tuning, best: Best) -> dict[str, Any]:
-    """The object of `best --json` without launch arguments: the winner, its evidence, the runner-up."""
+def newest_measured(store: Store) -> Tuning | None:
+    """The newest tuning with a complete trial; None where none of the newest has one."""
+    return next((each for each in store.tunings(NEWEST) if best_of(store.trials(each.id), each.cluster)), None)
+
+
+def fastest_measured(store: Store, model: ModelSpec, cluster: ClusterSpec, workload: Workload) -> Tuning | None:
+    """The tuning with the fastest complete trial of exactly that; None where nothing was measured for it."""
+    trials = store.best_trials(model, cluster, workload, limit=1)
+    return store.tuning(trials[0].tuning_id) if trials else None
+
+
+def best_answer(store: Store, tuning: Tuning) -> dict[str, Any]:
+    """The best plan of a tuning without launch arguments: the winner, its evidence, the runner-up.
+
+    Raises:
+        InputError: it has no complete trial yet.
+    """
+    best = best_of(store.trials(tuning.id), tuning.cluster)
+    if best is None:
+        raise InputError("tuning", tuning.id, "it has no complete trial yet: show it for where it stands")
     explanation = explain_best(best, tuning, store.profile(tuning.cluster.key))
     newest = max(best.trials, key=lambda trial: trial.finished_at or trial.started_at)
     fingerprint = store.fingerprint(newest.fingerprint_key) if newest.fingerprint_key else None
@@ -67,7 +112,31 @@ def best_answer(store: Store, tuning: Tuning, best: Best) -> dict[str, Any]:
         "fingerprint_key": newest.fingerprint_key,
         "fingerprint": fingerprint.to_data() if fingerprint else None,
         "runner_up": _runner_up(best),
+        "launch": None,
     }
+
+
+def known_answer(found: Answer, measured: dict[str, Any] | None, target: str | None) -> dict[str, Any]:
+    """What is known for a model, a cluster and a workload.
+
+    Args:
+        found: the best-known entry, or the nearest and what they imply.
+        measured: the best plan of the tuning with the fastest trial of exactly that, which may go on (`best_answer`).
+        target: the framework whose launch arguments are wanted.
+    """
+    data = found.to_data() | {"tuning": measured, "launch": None}
+    sources = (data["known"], measured and measured["best"], data["carried"])
+    plan = next((source["plan"] for source in sources if source), None)
+    if plan is None:
+        return data
+    return data | {"launch": launch_data(found.model, found.cluster, found.workload, plan, target)}
+
+
+def launch_data(
+    model: ModelSpec, cluster: ClusterSpec, workload: Workload, plan: dict[str, Any], target: str | None
+) -> dict[str, Any] | None:
+    """A plan as arguments of a training framework; None without a target. Raises InputError for an unknown one."""
+    return None if target is None else asdict(launch_arguments(target, model, cluster, workload, Plan.from_data(plan)))
 
 
 def request_data(model: ModelSpec, cluster: ClusterSpec, workload: Workload) -> dict[str, Any]:

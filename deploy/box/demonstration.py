@@ -37,7 +37,7 @@ def demonstrate(*, nodes: int, ranks: int, rate_mbit: float, keep: bool) -> None
 
 
 def _tune(box: Box, space: dict[str, Any], trials: int) -> dict[str, Any]:
-    """Submits a tuning, tells of it as it goes, and returns it when it is done."""
+    """Submits a tuning, prints its events, and returns it when it is done."""
     request = {"model": MODEL, "cluster": POOL, "space": space, "budget": {"max_trials": trials}}
     tuning = box.ask("/tunings", request)["tuning"]
     told: set[object] = set()

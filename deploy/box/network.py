@@ -1,7 +1,7 @@
 """The network of a box: a bridge in a namespace of its own (the hub), and one namespace a node on a limited link.
 
 Everything is named after the box's number, so a box can be found and removed after a crash of who made it. The hub has
-its own namespace because rules of the host's firewall (Docker's, for one) would else be applied to the bridge.
+its own namespace because the host's firewall rules (such as Docker's) would otherwise apply to the bridge.
 """
 
 from __future__ import annotations

@@ -103,7 +103,7 @@ class Services:
             "AUTOTUNE_DB": self.database_url,
             "AUTOTUNE_BROKER": self.broker_url,
             "AUTOTUNE_LOG_DIR": str(self.folder / "logs" / f"{name}-ranks"),
-            # What the one who starts the box uses as a client is not for these.
+            # The client settings of whoever starts the box are not for these processes.
             "AUTOTUNE_SERVER": "",
             "AUTOTUNE_API_KEY": "",
             # The ranks of all nodes share this machine's cores.

@@ -1,26 +1,30 @@
-"""NodeRanks: the warm ranks that one node contributes to a world of several nodes. Loads no torch."""
+"""NodeRanks: the warm ranks that one node contributes to a world, or that are all of it. Loads no torch."""
 
 from __future__ import annotations
 
 import itertools
 import time
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from types import TracebackType
+from typing import Any
 
 from autotune.errors import InputError, ProberError
-from autotune.specs import ClusterSpec, FailureKind, MemberReport, ProbeRequest, RankReport, StepRequest
+from autotune.ports.store import OnProgress
+from autotune.specs import ClusterSpec, FailureKind, Fingerprint, MemberReport, ProbeRequest, RankReport, StepRequest
 from probes.launch.failures import RankFailure, tail_of
 from probes.launch.gathering import Gathered, Progress
 from probes.launch.merging import MODULES
-from probes.launch.orders import Order, Orders
+from probes.launch.orders import Order, Orders, go_on
 from probes.launch.placement import Placement
 from probes.launch.pool import RankPool, rank_log
 
 INTERFACE_VARIABLES = ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME")
+FINGERPRINT = "fingerprint"
+FINGERPRINT_S = 180.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,14 +59,24 @@ class NodeRanks:
     Args:
         log_root: each run's ranks write into a directory of their own below it. Where that cannot be made or filled,
             they run all the same, without logs.
-        interface: the network interface for gloo and NCCL.
+        interface: the network interface for gloo and NCCL; None leaves it to the environment, and to `Placement`.
         address: where the other nodes reach this one.
         command_prefix: goes before each rank's command (`("ip", "netns", "exec", "name")`).
+        placements: one a rank, instead of all that: for ranks that are not plainly on this machine.
     """
 
-    def __init__(self, *, log_root: Path, interface: str, address: str, command_prefix: tuple[str, ...] = ()) -> None:
-        environment = dict.fromkeys(INTERFACE_VARIABLES, interface)
+    def __init__(
+        self,
+        *,
+        log_root: Path,
+        interface: str | None = None,
+        address: str = "127.0.0.1",
+        command_prefix: tuple[str, ...] = (),
+        placements: Sequence[Placement] | None = None,
+    ) -> None:
+        environment = dict.fromkeys(INTERFACE_VARIABLES, interface) if interface is not None else {}
         self._placement = Placement(command_prefix=command_prefix, environment=environment, address=address)
+        self._placements = placements
         # Only named here; ranks make it, so that a full disk fails nothing.
         self._log_root = log_root / f"{datetime.now(UTC):%Y%m%dT%H%M%SZ}-{uuid.uuid4().hex[:8]}"
         self._numbers = itertools.count(1)
@@ -87,6 +101,7 @@ class NodeRanks:
         deadline_s: float,
         publish: Callable[[str], object],
         order: Order,
+        on_progress: OnProgress | None = None,
     ) -> MemberReport:
         """Runs this node's share of a probe to its end, within `deadline_s` plus a few seconds to kill ranks.
 
@@ -98,19 +113,20 @@ class NodeRanks:
         says CANCELLED, else after a grace in which they may tell a cause of their own); the deadline. While `order` or
         `publish` raise, nothing is known, and the deadline alone decides.
 
-        A request for cold ranks gets fresh ones, which do not stay. (They are started as warm ones are, not by
-        torchrun.)
+        A request for cold ranks gets fresh ones, which do not stay.
 
-        Never raises for what happens to ranks.
+        `order` hears of progress when it is asked, `on_progress` at once. Never raises for what happens to ranks; what
+        `on_progress` raises, and an interrupt, ends them and passes.
         """
-        log_dir = self._log_root / f"{next(self._numbers):04d}-{request.kind}"
-        orders = Orders(order, publish)
+        log_dir = self._next_log_dir(request.kind)
+        orders = Orders(order, publish, on_progress)
         watch = Progress(orders.tell)
         cold = isinstance(request, StepRequest) and request.cold
         try:
             if cold:
                 self.end()
-            gathered = self._run(share, request, watch.start_s + deadline_s, log_dir, orders, watch)
+            module, data = MODULES[request.kind], request.to_data()
+            gathered = self._run(share, module, data, watch.start_s + deadline_s, log_dir, orders, watch)
             if cold:
                 self.end()
         except (ProberError, OSError) as error:  # no process can be started, or the kernel does not let one go
@@ -123,6 +139,24 @@ class NodeRanks:
                 "wall_s": wall_s,
             }
         )
+
+    def fingerprint(self, cluster: ClusterSpec) -> Fingerprint:
+        """The environment of the first rank, in a world of this node alone: the one that it holds, or a new one.
+
+        Raises:
+            ProberError: ranks cannot be started, or do not answer.
+        """
+        share = WorldShare(world_id=self.world_id or uuid.uuid4().hex, index=0, cluster=cluster)
+        log_dir, deadline = self._next_log_dir(FINGERPRINT), time.monotonic() + FINGERPRINT_S
+        orders, watch = Orders(go_on, lambda _: None), Progress(None)
+        try:
+            gathered = self._run(share, "probes.fingerprint", {"kind": FINGERPRINT}, deadline, log_dir, orders, watch)
+        except OSError as error:
+            raise ProberError(f"ranks could not be started: {error}") from error
+        if gathered.failure is not None:
+            what = "ranks could not be started" if watch.ready_s is None else "the fingerprint could not be read"
+            raise ProberError(f"{what}: {gathered.failure.message} (log: {log_dir})")
+        return Fingerprint.from_data(gathered.reports[0])
 
     def end(self) -> None:
         """Ends the ranks and forgets their world. Raises ProberError if the kernel does not let one go."""
@@ -145,7 +179,8 @@ class NodeRanks:
     def _run(
         self,
         share: WorldShare,
-        request: ProbeRequest,
+        module: str,
+        data: dict[str, Any],
         deadline: float,
         log_dir: Path,
         orders: Orders,
@@ -166,14 +201,10 @@ class NodeRanks:
             formed = pool.form(deadline=deadline, log_dir=log_dir, on_store=on_store, poll=orders.poll)
             if not pool.pids:
                 return _as_start(formed, orders)
-        return pool.run(
-            MODULES[request.kind],
-            request.to_data(),
-            deadline=deadline,
-            log_dir=log_dir,
-            on_note=watch.note,
-            poll=orders.poll,
-        )
+        return pool.run(module, data, deadline=deadline, log_dir=log_dir, on_note=watch.note, poll=orders.poll)
+
+    def _next_log_dir(self, kind: str) -> Path:
+        return self._log_root / f"{next(self._numbers):04d}-{kind}"
 
     def _renew(self, share: WorldShare) -> RankPool:
         """The ranks of a new world, not started yet, in place of those of the last one."""
@@ -182,7 +213,7 @@ class NodeRanks:
         self._pool = RankPool(
             cluster,
             ranks,
-            placements=[self._placement] * ranks,
+            placements=self._placements or [self._placement] * ranks,
             first_rank=share.index * ranks,
             world_size=cluster.devices,
         )

@@ -68,7 +68,9 @@ def stage_of(request: ProbeRequest, rank: int | None, world_size: int) -> int | 
     return rank // (world_size // request.plan.pp)
 
 
-def merged_outcome(request: ProbeRequest, cluster: ClusterSpec, members: Sequence[JobMember]) -> ProbeOutcome:
+def merged_outcome(
+    request: ProbeRequest, cluster: ClusterSpec, members: Sequence[JobMember], *, named: bool = True
+) -> ProbeOutcome:
     """What a job measured, or the first cause of its failure over all ranks of all nodes.
 
     Never raises for what members report: reports that are missing, doubled, of ranks that are not the member's, or no
@@ -78,6 +80,7 @@ def merged_outcome(request: ProbeRequest, cluster: ClusterSpec, members: Sequenc
         request: what the ranks were asked.
         cluster: the gang.
         members: in any order, each with its report unless it was lost.
+        named: whether the message of a failure names its node.
     """
     reports = [member.report for member in members if member.report is not None]
     wall_s = max((report.wall_s for report in reports), default=0.0)
@@ -85,7 +88,7 @@ def merged_outcome(request: ProbeRequest, cluster: ClusterSpec, members: Sequenc
     readings: Readings = ()
     failure: Failure | None = None
     if (cause := _cause(members)) is not None:
-        failure = _failure(request, cluster, cause)
+        failure = _failure(request, cluster, cause, named=named)
     elif (wrong := _wrong_ranks(cluster, members)) is not None:
         failure = Failure(kind=FailureKind.CRASH, message=wrong)
     else:
@@ -175,9 +178,9 @@ def _rank_cause(node: str, rank: RankReport, kind: FailureKind) -> _Cause:
     )
 
 
-def _failure(request: ProbeRequest, cluster: ClusterSpec, cause: _Cause) -> Failure:
+def _failure(request: ProbeRequest, cluster: ClusterSpec, cause: _Cause, *, named: bool) -> Failure:
     # What a node was told to stop for is not about that node.
-    message = f"node {cause.node}: {cause.message}" if cause.node and not cause.ordered else cause.message
+    message = f"node {cause.node}: {cause.message}" if named and cause.node and not cause.ordered else cause.message
     return Failure(
         kind=cause.kind,
         message=message,

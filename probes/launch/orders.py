@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable
 from typing import Protocol
 
+from autotune.ports.store import OnProgress
 from autotune.specs import FailureKind, MemberOrder, ProbeProgress
 from probes.launch.failures import RankFailure
 
@@ -27,16 +28,22 @@ class Order(Protocol):
         """
 
 
+def go_on(progress: ProbeProgress | None = None) -> MemberOrder:
+    """The Order of a node that nobody else has a say in."""
+    return MemberOrder(go_on=True)
+
+
 class Orders:
     """The poll of one run (see gathering.gather): asks every second, and more often for the endpoint.
 
     Args:
         order: asks.
         publish: tells where the store is, as host:port; called again if it raises.
+        on_progress: is told of progress at once.
     """
 
-    def __init__(self, order: Order, publish: Callable[[str], object]) -> None:
-        self._order, self._publish = order, publish
+    def __init__(self, order: Order, publish: Callable[[str], object], on_progress: OnProgress | None = None) -> None:
+        self._order, self._publish, self._on_progress = order, publish, on_progress
         self._join: Callable[[str, int], None] | None = None
         self._unpublished = ""
         self._due_s = 0.0
@@ -58,6 +65,8 @@ class Orders:
     def tell(self, progress: ProbeProgress) -> None:
         """Takes progress along at the next poll."""
         self._progress = progress
+        if self._on_progress is not None:
+            self._on_progress(progress)
 
     def poll(self) -> RankFailure | None:
         """Asks if it is time to; returns why to stop."""

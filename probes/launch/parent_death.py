@@ -14,7 +14,6 @@ import signal
 import sys
 
 _PR_SET_PDEATHSIG = 1
-PARENT_DEATH_PID = "AUTOTUNE_PARENT_DEATH_PID"
 
 
 def die_with_parent(parent_pid: int) -> None:
@@ -43,7 +42,6 @@ def main(arguments: list[str]) -> None:
     die_with_parent(parent_pid)
     if stack_bytes:
         _limit_stacks(stack_bytes)
-    os.environ[PARENT_DEATH_PID] = str(os.getpid())
     os.execvp(command[0], command)
 
 

@@ -121,7 +121,7 @@ class RankPool:
         on_store: Callable[[str, int], None] | None = None,
         poll: Poll | None = None,
     ) -> Gathered:
-        """Starts the ranks anew; they are left only if all of them joined their world.
+        """Starts the ranks again; they are kept only if all of them joined their world.
 
         Where rank 0 is among them, it hosts the world's store, and `on_store` is called with host and port. Where it is
         not, `poll` (see gathering.gather) calls `join` once it knows them.

@@ -2,34 +2,28 @@
 
 from __future__ import annotations
 
-import itertools
-import tempfile
-import time
+import uuid
 from collections.abc import Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from types import TracebackType
 
-from autotune.errors import InputError, ProberError
+from autotune.errors import ProberError
 from autotune.ports.store import OnProgress
 from autotune.specs import (
     ClusterSpec,
-    Failure,
     FailureKind,
     Fingerprint,
+    JobMember,
+    MemberReport,
+    MemberState,
     ProbeOutcome,
     ProbeRequest,
-    StepReading,
-    StepRequest,
 )
-from probes.launch.failures import RankFailure, tail_of
-from probes.launch.gathering import Gathered, Progress
-from probes.launch.merging import MODULES, Readings, merged_readings, stage_of
+from probes.launch.gang import NodeRanks, WorldShare
+from probes.launch.merging import merged_outcome
+from probes.launch.orders import go_on
 from probes.launch.placement import Placement
-from probes.launch.pool import RankPool, StartError, rank_log
-from probes.launch.torchrun import TORCHRUN_LOG, ColdTrial
-
-_FINGERPRINT_S = 180.0
 
 
 class LocalProber:
@@ -53,32 +47,19 @@ class LocalProber:
         ranks: int | None = None,
         placements: Sequence[Placement] | None = None,
     ) -> None:
-        self._cluster = cluster
-        self._ranks = cluster.devices if ranks is None else ranks
-        if placements is None and self._ranks > cluster.gpus_per_node:
-            has = f"{self._ranks} ranks on a cluster of {cluster.gpus_per_node} devices a node"
+        count = cluster.devices if ranks is None else ranks
+        if placements is None and count > cluster.gpus_per_node:
+            has = f"{count} ranks on a cluster of {cluster.gpus_per_node} devices a node"
             raise ProberError(f"{has} cannot be started on this machine alone")
-        self._placed = placements is not None
-        self._pool = RankPool(cluster, self._ranks, placements=placements)
-        self._log_root = log_dir
-        self._log_dir: Path | None = None
-        self._numbers = itertools.count(1)
+        self._cluster = cluster.model_copy(update={"nodes": 1, "gpus_per_node": count})
+        self._log_dir = log_dir
+        self._ranks = NodeRanks(log_root=log_dir, placements=placements)
         self._fingerprint: Fingerprint | None = None
 
     def fingerprint(self) -> Fingerprint:
         """The environment of rank 0, read once. Raises ProberError if ranks cannot be started."""
         if self._fingerprint is None:
-            log_dir = self._next_log_dir("fingerprint")
-            deadline = time.monotonic() + _FINGERPRINT_S
-            try:
-                self._pool.start(deadline=deadline, log_dir=log_dir)
-            except StartError as error:
-                raise ProberError(f"ranks could not be started: {error} (log: {error.log_dir})") from error
-            request = {"kind": "fingerprint"}
-            gathered = self._pool.run("probes.fingerprint", request, deadline=deadline, log_dir=log_dir)
-            if gathered.failure is not None:
-                raise ProberError(f"the fingerprint could not be read: {gathered.failure.message} (log: {log_dir})")
-            self._fingerprint = Fingerprint.from_data(gathered.reports[0])
+            self._fingerprint = self._ranks.fingerprint(self._share().cluster)
         return self._fingerprint
 
     def run(self, request: ProbeRequest, *, deadline_s: float, on_progress: OnProgress | None = None) -> ProbeOutcome:
@@ -87,51 +68,31 @@ class LocalProber:
         Raises:
             ProberError: there is nothing to measure with.
         """
-        watch = Progress(on_progress)
-        log_dir = self._next_log_dir(request.kind)
-        readings: Readings = ()
-        run = self._run_cold if isinstance(request, StepRequest) and request.cold else self._run_warm
-        try:
-            gathered = run(request, watch, watch.start_s + deadline_s, log_dir)
-            failure = gathered.failure
-            if failure is not None and failure.kind is FailureKind.UNAVAILABLE:
-                raise ProberError(failure.message)
-            if failure is None:
-                readings, failure = merged_readings(request, gathered.reports, self._cluster)
-        except StartError as error:
-            failure = RankFailure(rank=error.failure.rank, kind=FailureKind.UNAVAILABLE, message=str(error))
-        wall_s = time.monotonic() - watch.start_s
-        build_s = sum(reading.setup_s for reading in readings if isinstance(reading, StepReading))
-        return ProbeOutcome(
-            readings=readings,
-            failure=_failure(request, failure, self._ranks, log_dir) if failure is not None else None,
-            wall_s=wall_s,
-            gpu_s=wall_s * self._ranks,
-            setup_s=wall_s if watch.ready_s is None else watch.ready_s + build_s,
-            log_path=str(log_dir),
+        report = self._ranks.run(
+            self._share(),
+            request,
+            deadline_s=deadline_s,
+            publish=lambda _: None,
+            order=go_on,
+            on_progress=on_progress,
         )
-
-    def _run_warm(self, request: ProbeRequest, watch: Progress, deadline: float, log_dir: Path) -> Gathered:
-        self._pool.start(deadline=deadline, log_dir=log_dir)
-        module, data = MODULES[request.kind], request.to_data()
-        return self._pool.run(module, data, deadline=deadline, log_dir=log_dir, on_note=watch.note)
-
-    def _run_cold(self, request: ProbeRequest, watch: Progress, deadline: float, log_dir: Path) -> Gathered:
-        if self._placed:
-            raise InputError("step.cold", True, "torchrun cannot start ranks that have placements")
-        self._pool.kill()  # warm ranks hold memory and a device context
-        module, data = MODULES[request.kind], request.to_data()
-        with ColdTrial(self._cluster, self._ranks, log_dir) as trial:
-            return trial.run(module, data, deadline=deadline, on_note=watch.note)
+        if report.failure is FailureKind.UNAVAILABLE:
+            raise ProberError(report.message)
+        outcome = merged_outcome(request, self._cluster, [_member(report)], named=False)
+        if outcome.failure is None or report.setup_s < report.wall_s:
+            return outcome
+        # Its ranks were never ready: what went wrong is not the request's fault.
+        unavailable = outcome.failure.model_copy(update={"kind": FailureKind.UNAVAILABLE})
+        return outcome.model_copy(update={"failure": unavailable})
 
     @property
     def pids(self) -> list[int]:
         """The processes of the warm ranks, by rank; empty while there are none."""
-        return self._pool.pids
+        return self._ranks.pids
 
     def close(self) -> None:
         """Ends all ranks. May be called twice."""
-        self._pool.close()
+        self._ranks.close()
 
     def __enter__(self) -> LocalProber:
         return self
@@ -141,28 +102,15 @@ class LocalProber:
     ) -> None:
         self.close()
 
-    def _next_log_dir(self, kind: str) -> Path:
-        """A new directory for one probe's logs, below one of this prober's own."""
+    def _share(self) -> WorldShare:
+        """The whole world, kept or started again. Whoever measures here wants to read what its ranks wrote."""
         try:
-            if self._log_dir is None:
-                self._log_root.mkdir(parents=True, exist_ok=True)
-                prefix = datetime.now(UTC).strftime("%Y%m%dT%H%M%SZ-")
-                self._log_dir = Path(tempfile.mkdtemp(prefix=prefix, dir=self._log_root))
-            log_dir = self._log_dir / f"{next(self._numbers):04d}-{kind}"
-            log_dir.mkdir()
+            self._log_dir.mkdir(parents=True, exist_ok=True)
         except OSError as error:
-            raise ProberError(f"no logs can be written below {self._log_root}: {error}") from error
-        return log_dir
+            raise ProberError(f"no logs can be written below {self._log_dir}: {error}") from error
+        return WorldShare(world_id=self._ranks.world_id or uuid.uuid4().hex, index=0, cluster=self._cluster)
 
 
-def _failure(request: ProbeRequest, failure: RankFailure, ranks: int, log_dir: Path) -> Failure:
-    """The record of a failure."""
-    log_path = rank_log(log_dir, failure.rank) if failure.rank is not None else log_dir / TORCHRUN_LOG
-    return Failure(
-        kind=failure.kind,
-        message=failure.message,
-        rank=failure.rank,
-        stage=stage_of(request, failure.rank, ranks),
-        log_path=str(log_path if log_path.exists() else log_dir),
-        log_tail=tail_of(log_path),
-    )
+def _member(report: MemberReport) -> JobMember:
+    now = datetime.now(UTC)
+    return JobMember(node="here", index=0, address="", state=MemberState.REPORTED, expires_at=now, report=report)

@@ -1,4 +1,4 @@
-"""What a rank does for the launcher, warm or cold: join the world, run probes, answer. Imports torch."""
+"""What a rank does for the launcher: join the world, run probes, answer. Imports torch."""
 
 from __future__ import annotations
 

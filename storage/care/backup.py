@@ -1,6 +1,6 @@
-"""Backup and restore. A backup is one SQLite file with all our tables and Optuna's, whatever the database was.
+"""Backup and restore. A backup is one SQLite file with all our tables, whatever the database was.
 
-It also holds a manifest of its tables and rows, so that half a file is known as such.
+It also holds a manifest of its tables and rows, so that an incomplete file is recognised.
 """
 
 from __future__ import annotations
@@ -13,39 +13,21 @@ from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-import sqlalchemy as sa
-from sqlalchemy import Connection, Engine, Table, func, inspect, select, text
+from sqlalchemy import Connection, Engine, Table, TextClause, func, inspect, select, text
 
 from autotune.errors import InputError, StoreConflictError, StoreError
 from storage.database.columns import Base
 from storage.database.engine import Location, build_engine, connect_to_read, locate, translated, writer
 from storage.database.schema import HEAD, bring_up_to_date, require_known, stored_revision, upgrade_within
 
-# ----------------------------------------------------------------------------------------------------
-# Rows of all our tables, and of Optuna's, from one database to another of any kind.
-
+MANIFEST = "autotune_backup"
 ROWS_AT_ONCE = 1000
 
 
 def known_tables(connection: Connection) -> list[Table]:
-    """Our tables and Optuna's that the database has, each after those that it refers to."""
+    """Our tables that the database has, each after those that it refers to."""
     there = set(inspect(connection).get_table_names())
-    return [table for table in (*Base.metadata.sorted_tables, *optuna_tables()) if table.name in there]
-
-
-def optuna_tables() -> list[Table]:
-    """The tables of Optuna's storage, which a tuning that goes on needs, parents first."""
-    from optuna.storages._rdb.models import BaseModel
-
-    version = sa.Table("alembic_version", sa.MetaData(), sa.Column("version_num", sa.String(32), primary_key=True))
-    return [*BaseModel.metadata.sorted_tables, version]
-
-
-def make_optuna_tables(connection: Connection, wanted: set[str]) -> None:
-    """Creates those of Optuna's tables that are wanted and missing."""
-    for table in optuna_tables():
-        if table.name in wanted:
-            table.create(connection, checkfirst=True)
+    return [table for table in Base.metadata.sorted_tables if table.name in there]
 
 
 def counts(connection: Connection) -> dict[str, int]:
@@ -78,7 +60,7 @@ def copy_rows(source: Connection, target: Connection) -> None:
             target.execute(statement)
 
 
-def _counters(connection: Connection) -> Iterator[sa.TextClause]:
+def _counters(connection: Connection) -> Iterator[TextClause]:
     """Statements that let PostgreSQL's sequences go on after the copied ids."""
     for table in known_tables(connection):
         for column in table.primary_key.columns:
@@ -88,9 +70,6 @@ def _counters(connection: Connection) -> Iterator[sa.TextClause]:
             if sequence is not None:
                 most = f'(SELECT max("{column.name}") FROM "{table.name}")'
                 yield text(f"SELECT setval('{sequence}', coalesce({most}, 1), {most} IS NOT NULL)")
-
-
-MANIFEST = "autotune_backup"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -196,7 +175,6 @@ def _dump(engine: Engine, part: Path, schema: str) -> None:
     try:
         bring_up_to_date(made, copy, target=schema)
         with snapshot.connect() as source, writer(made).begin() as target:
-            make_optuna_tables(target, set(counts(source)))
             copy_rows(source, target)
     finally:
         made.dispose()
@@ -264,7 +242,9 @@ def _require_whole(location: Location) -> str:
                 raise InputError("file", location.name, "no backup: one made by `autotune db backup` is needed")
             schema = stored_revision(connection)
             require_known(schema, location)
-            stated = {row.name: row.rows for row in connection.execute(text(f"SELECT name, rows FROM {MANIFEST}"))}
+            listed = connection.execute(text(f"SELECT name, rows FROM {MANIFEST}"))
+            # Backups of older releases list the tables of Optuna's storage, which nothing reads any more.
+            stated = {row.name: row.rows for row in listed if row.name in Base.metadata.tables}
             if damage or schema is None or counts(connection) != stated:
                 raise InputError("file", location.name, f"the backup is not whole ({[*damage, 'rows are missing'][0]})")
             return schema
@@ -281,7 +261,6 @@ def _fill(engine: Engine, location: Location, source: Connection, *, overwrite: 
             raise StoreConflictError(f"{location.name} is not empty; --overwrite replaces what it holds")
         empty(target)
         rows = counts(source)
-        make_optuna_tables(target, set(rows))
         copy_rows(source, target)
         arrived = counts(target)
         if any(arrived[name] != count for name, count in rows.items()):

@@ -1,4 +1,8 @@
-"""What is left of samples once they were compacted. The figures that were made of them stay as they are."""
+"""Compaction: raw samples of a stated age become summaries, and what storage.care.retention names is deleted.
+
+Summaries take the place of the single steps behind a step measurement, and of readings of a collective beyond the
+newest of each kind. Figures and verdicts that were made of them never change.
+"""
 
 from __future__ import annotations
 
@@ -19,16 +23,23 @@ from sqlalchemy import (
     or_,
     select,
     text,
-    update,
 )
 from sqlalchemy.orm import Session
 
 from autotune.errors import InputError
 from storage.care.maintenance import size_bytes
-from storage.care.retention import ENDED, changed, drop_incidents, drop_keys, drop_ranks, drop_reports
+from storage.care.retention import (
+    AT_ONCE,
+    drop_events,
+    drop_incidents,
+    drop_keys,
+    drop_logs,
+    drop_ranks,
+    drop_reports,
+    pieces,
+)
 from storage.database.columns import Base
 from storage.database.engine import alone, build_engine, locate, translated
-from storage.fleet.tables import EventRow
 from storage.store import SqlStore, open_store
 from storage.tunings.tables import (
     CollectiveRow,
@@ -38,25 +49,15 @@ from storage.tunings.tables import (
     SampleSummaryRow,
     StepRow,
     TrialRow,
-    TuningRow,
 )
-
-# ----------------------------------------------------------------------------------------------------
-# Retention: raw samples of a stated age become summaries. Figures and verdicts that were made of them never change.
-#
-# What is compacted: the single steps behind a step measurement, readings of a collective beyond the newest of each
-# kind, the logs of failed probes, the events of ended tunings, and what storage.care.retention names. Each piece is one
-# transaction, so that writers need not wait and an interrupted compaction is simply run again.
 
 DEFAULT_AGE = timedelta(days=90)
 DEFAULT_KEPT = 20
 SETTLED_AGE = timedelta(days=1)
-"""However young what is compacted may be: checks under way read the reports of their jobs again, and a client that lost
-an answer sends its idempotency key again."""
+"""Reports and keys stay for at least this long, whatever age is asked for: checks under way read the reports of their
+jobs again, and a client that lost an answer sends its idempotency key again."""
 
-STEPS_AT_ONCE = 500
 KINDS_AT_ONCE = 50
-IDS_AT_ONCE = 500
 KEY = (
     CollectiveRow.cluster_key, CollectiveRow.fingerprint_key, CollectiveRow.op, CollectiveRow.group_size,
     CollectiveRow.stride, CollectiveRow.size_bytes,
@@ -123,8 +124,8 @@ def compact(
         found = {
             "samples": sum(_samples(store, before)),
             "readings": sum(_readings(store, before, kept)),
-            "logs": _logs(store, before),
-            "events": _events(store, before),
+            "logs": drop_logs(store, before),
+            "events": drop_events(store, before),
             "reports": sum(drop_reports(store, settled)),
             "ranks": sum(drop_ranks(store, before)),
             "incidents": drop_incidents(store, before),
@@ -164,19 +165,13 @@ def _size(store: SqlStore) -> int:
 
 def _samples(store: SqlStore, before: datetime) -> Iterator[int]:
     """Series of step measurements to their summaries; gives the rows of each transaction."""
-    last = 0
-    while True:
-        with store.writing() as session:
-            ids = session.scalars(_old_steps(before).where(StepRow.id > last).limit(STEPS_AT_ONCE)).all()
-            if not ids:
-                return
-            last = ids[-1]
-            query = select(SampleRow).where(SampleRow.step_measurement_id.in_(ids))
-            series: dict[tuple[int, str], list[float]] = {}
-            for row in session.scalars(query.order_by(SampleRow.number)):
-                series.setdefault((row.step_measurement_id, row.series), []).append(row.value)
-            session.execute(insert(SampleSummaryRow), [_summary(*key, values) for key, values in series.items()])
-            session.execute(delete(SampleRow).where(SampleRow.step_measurement_id.in_(ids)))
+    for session, ids in pieces(store, _old_steps(before), StepRow.id, 0):
+        query = select(SampleRow).where(SampleRow.step_measurement_id.in_(ids))
+        series: dict[tuple[int, str], list[float]] = {}
+        for row in session.scalars(query.order_by(SampleRow.number)):
+            series.setdefault((row.step_measurement_id, row.series), []).append(row.value)
+        session.execute(insert(SampleSummaryRow), [_summary(*key, values) for key, values in series.items()])
+        session.execute(delete(SampleRow).where(SampleRow.step_measurement_id.in_(ids)))
         yield sum(len(values) for values in series.values())
 
 
@@ -185,7 +180,7 @@ def _old_steps(before: datetime) -> Select[int]:
     ended = or_(TrialRow.finished_at < before, ProbeRow.finished_at < before)
     raw = select(SampleRow).where(SampleRow.step_measurement_id == StepRow.id).exists()
     query = select(StepRow.id).outerjoin(TrialRow, TrialRow.id == StepRow.trial_id)
-    return query.outerjoin(ProbeRow, ProbeRow.id == StepRow.probe_run_id).where(ended, raw).order_by(StepRow.id)
+    return query.outerjoin(ProbeRow, ProbeRow.id == StepRow.probe_run_id).where(ended, raw)
 
 
 def _summary(step_measurement_id: int, series: str, values: Sequence[float]) -> dict[str, Any]:
@@ -216,8 +211,8 @@ def _compact_kind(session: Session, key: Sequence[Any], before: datetime, kept: 
     rows = _outdated(session, [column == value for column, value in zip(KEY, key, strict=True)], before, kept)
     if rows:
         session.add(_collective_summary(key, rows))
-    for start in range(0, len(rows), IDS_AT_ONCE):
-        ids = [row.id for row in rows[start : start + IDS_AT_ONCE]]
+    for start in range(0, len(rows), AT_ONCE):
+        ids = [row.id for row in rows[start : start + AT_ONCE]]
         session.execute(delete(CollectiveRow).where(CollectiveRow.id.in_(ids)))
     return len(rows)
 
@@ -245,15 +240,3 @@ def _collective_summary(key: Sequence[Any], rows: Sequence[Row[int, float, datet
         first_at=min(moments),
         last_at=max(moments),
     )
-
-
-def _logs(store: SqlStore, before: datetime) -> int:
-    change = update(ProbeRow).where(ProbeRow.finished_at < before, ProbeRow.failure_log_tail != "")
-    with store.writing() as session:
-        return changed(session, change.values(failure_log_tail=""))
-
-
-def _events(store: SqlStore, before: datetime) -> int:
-    ended = select(TuningRow.id).where(TuningRow.state.in_(ENDED), TuningRow.updated_at < before)
-    with store.writing() as session:
-        return changed(session, delete(EventRow).where(EventRow.tuning_id.in_(ended), EventRow.at < before))

@@ -38,7 +38,7 @@ class Soundness:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Stats:
-    """Rows by table, and the size of the whole database (with Optuna's tables) in bytes."""
+    """Rows by table, and the size of the whole database (whatever else is in it) in bytes."""
 
     database: str
     schema: str

@@ -21,7 +21,7 @@ class UtcDateTime(TypeDecorator[datetime]):
     cache_ok = True
 
     def process_bind_param(self, value: datetime | None, dialect: Dialect) -> datetime | None:
-        """Refuses a naive datetime: nobody could say which moment it is."""
+        """Refuses a naive datetime, which names no certain moment."""
         if value is None:
             return None
         if value.tzinfo is None:

@@ -1,4 +1,4 @@
-"""From a database URL to one engine: SQLite by file, PostgreSQL through psycopg."""
+"""From a database URL to one engine (SQLite by file, PostgreSQL through psycopg), and from its errors to ours."""
 
 from __future__ import annotations
 
@@ -161,9 +161,6 @@ def _begin(connection: Connection) -> None:
     connection.exec_driver_sql("BEGIN IMMEDIATE" if immediate else "BEGIN")
 
 
-# ----------------------------------------------------------------------------------------------------
-# From what a database driver raises to our errors, with one clear message and no password.
-
 # https://www.postgresql.org/docs/current/errcodes-appendix.html
 READ_ONLY_TRANSACTION = "25006"
 INSUFFICIENT_PRIVILEGE = "42501"
@@ -172,7 +169,7 @@ NUL_REFUSED = "cannot contain NUL"  # psycopg: no such text can be in the databa
 
 @contextmanager
 def translated(location: Location) -> Iterator[None]:
-    """Turns database errors into StoreError and StoreReadOnlyError; our own errors pass unchanged.
+    """Turns database errors into StoreError and StoreReadOnlyError, without a password; our own pass unchanged.
 
     A name with a NUL, which PostgreSQL cannot even be asked for, is an InputError.
     """

@@ -14,12 +14,9 @@ from sqlalchemy.pool import ConnectionPoolEntry
 
 from storage.database.columns import ALONE, READ
 
-# ----------------------------------------------------------------------------------------------------
-# RowByRow: psycopg's cursor without its pipeline mode. Imported only where PostgreSQL is used.
-
 
 class RowByRow(Cursor[Any]):
-    """Executes a statement for many rows by one round trip each.
+    """psycopg's cursor without its pipeline mode: executes a statement for many rows by one round trip each.
 
     psycopg would send them in a pipeline. To the server, a session in the middle of one is at work: it is not ended for
     being idle in its transaction (storage.database.postgres.OPTIONS). A process that was frozen just then would keep

@@ -15,7 +15,7 @@ REVISIONS = tuple(sorted(path.name[1:5] for path in (MIGRATIONS / "versions").gl
 HEAD = REVISIONS[-1]
 LAST_WITH_OLDER = "99024a8"
 """The last commit that migrates what the baseline replaced."""
-VERSION_TABLE = "autotune_schema"  # Optuna's storage owns `alembic_version`
+VERSION_TABLE = "autotune_schema"  # `alembic_version` may be another program's
 ADVISORY_LOCK = 0x6175746F  # "auto": one migration at a time on a PostgreSQL server
 
 

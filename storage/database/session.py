@@ -1,4 +1,7 @@
-"""The part of a store that talks to the engine: transactions that read, and transactions that write."""
+"""The part of a store that talks to the engine: transactions that read, and transactions that write.
+
+The database's clock alone decides about leases, claims and heartbeats.
+"""
 
 from __future__ import annotations
 
@@ -9,12 +12,12 @@ from types import TracebackType
 from typing import Self, TypeVar
 
 from sqlalchemy import Engine, func, select
+from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.exc import IntegrityError
-from sqlalchemy.orm import InstrumentedAttribute, Session
+from sqlalchemy.orm import Session
 
-from autotune.errors import StoreConflictError, StoreReadOnlyError, UnknownNameError
+from autotune.errors import StoreConflictError, StoreReadOnlyError
 from storage.database.engine import Location, alone, reader, translated, writer
-from storage.tunings.tables import FingerprintRow, TuningRow
 
 NAMES_SHOWN = 20
 TRIES = 20
@@ -26,7 +29,7 @@ class RacedError(StoreConflictError):
 
 
 def again(work: Callable[[], Result]) -> Result:
-    """Does a transaction until nobody comes in between, which is the second time at the latest in all but a storm."""
+    """Repeats a transaction until nobody comes in between: once, unless very many write at the same time."""
     for _ in range(TRIES - 1):
         try:
             return work()
@@ -77,10 +80,6 @@ class SessionStore:
         with translated(self._location), Session(self._writer) as session, session.begin():
             yield session
 
-    def study_url(self) -> str:
-        """The database URL, password included, for Optuna's storage in the same database."""
-        return self._location.url.render_as_string(hide_password=False)
-
 
 def flush_new(session: Session, conflict: str, error: type[StoreConflictError] = StoreConflictError) -> None:
     """Sends new rows. Raises that error with that message if one of them exists."""
@@ -90,42 +89,9 @@ def flush_new(session: Session, conflict: str, error: type[StoreConflictError] =
         raise error(conflict) from cause
 
 
-def fingerprint_row(session: Session, key: str) -> FingerprintRow:
-    """The fingerprint of that key. Raises UnknownNameError."""
-    row = session.get(FingerprintRow, key)
-    if row is None:
-        raise UnknownNameError("fingerprint", key, _newest(session, FingerprintRow.key, FingerprintRow.stored_at))
-    return row
-
-
-def tuning_row(session: Session, tuning_id: str) -> TuningRow:
-    """The tuning of exactly that id. Raises UnknownNameError that lists the newest ones."""
-    row = session.get(TuningRow, tuning_id)
-    if row is None:
-        raise UnknownNameError("tuning", tuning_id, _newest(session, TuningRow.id, TuningRow.created_at))
-    return row
-
-
-def locked_tuning(session: Session, tuning_id: str, *, joinable: bool = True) -> TuningRow:
-    """The tuning, locked until the transaction ends. Raises UnknownNameError.
-
-    Requests can join it meanwhile (storage.fleet.submissions), unless it is not to be `joinable`: they must not wait
-    for a tuner.
-
-    Whoever locks several rows does it in this order, so that nobody waits in a circle: jobs by id, nodes by name, the
-    counter, the tuning, its trials.
-    """
-    query = select(TuningRow).where(TuningRow.id == tuning_id).with_for_update(key_share=joinable)
-    row = session.scalar(query.execution_options(populate_existing=True))
-    return tuning_row(session, tuning_id) if row is None else row
-
-
-def _newest(session: Session, name: InstrumentedAttribute[str], moment: InstrumentedAttribute[datetime]) -> list[str]:
-    return list(session.scalars(select(name).order_by(moment.desc()).limit(NAMES_SHOWN)))
-
-
-# ----------------------------------------------------------------------------------------------------
-# The database's clock, which alone decides about leases, claims and heartbeats.
+def upsert(session: Session) -> Callable[..., postgresql.Insert | sqlite.Insert]:
+    """INSERT with ON CONFLICT, which both databases write alike but SQLAlchemy keeps by dialect."""
+    return postgresql.insert if session.get_bind().dialect.name == "postgresql" else sqlite.insert
 
 
 def database_now(session: Session) -> datetime:

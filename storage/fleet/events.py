@@ -11,14 +11,16 @@ from sqlalchemy import select
 from sqlalchemy.orm import Session
 
 from autotune.specs import EventKind, Failure, Job, ProbeOutcome, ProbeRequest, Trial, Tuning, TuningEvent
-from storage.database.session import SessionStore, tuning_row
+from storage.database.session import SessionStore
 from storage.fleet.tables import EventRow
+from storage.tunings.named import tuning_row
 from storage.tunings.rows import values
 from storage.tunings.tables import TuningRow
 
 ESTIMATE = ("step_time_s", "tokens_per_s_per_gpu", "peak_memory_bytes", "fits")
 READING = (
-    "tokens_per_s_per_gpu", "interval_tokens_per_s_per_gpu", "step_time_s", "steady", "pruned", "mfu", "mu",
+    "tokens_per_s_per_gpu", "interval_tokens_per_s_per_gpu", "step_time_s", "t_calc_s", "t_comm_s", "t_comm_exposed_s",
+    "steady", "pruned", "mfu", "mu",
     "peak_allocated_bytes", "peak_reserved_bytes", "memory_source",
 )  # fmt: skip
 

@@ -1,38 +1,44 @@
-"""Jobs: stored, found and cancelled. storage.fleet.leases grants them, storage.fleet.endings ends them."""
+"""Jobs: stored, found and cancelled. storage.fleet.leases grants and ends them."""
 
 from __future__ import annotations
 
+import json
 from collections.abc import Collection, Iterable, Sequence
 from datetime import datetime, timedelta
+from functools import lru_cache
 
+from pydantic import TypeAdapter
 from sqlalchemy import func, or_, select, tuple_
 from sqlalchemy.orm import Session
 
 from autotune.errors import StoreConflictError, UnknownNameError
 from autotune.specs import (
+    ClusterSpec,
     Failure,
     FailureKind,
     Job,
+    JobMember,
+    JobPurpose,
     JobState,
     MemberReport,
     MemberState,
+    ProbeProgress,
+    ProbeRequest,
     Trial,
     TrialState,
     TuningState,
 )
-from storage.database.session import SessionStore, database_now, flush_new, locked_tuning
-from storage.fleet import rows as fleet_rows
-from storage.fleet.tables import JobRow, LeaseRow, MemberRow, NodeRow
+from storage.database.session import SessionStore, database_now, flush_new
+from storage.fleet.tables import JobRow, LeaseRow, MemberRow, NodeRow, of_pool
+from storage.tunings.named import locked_tuning
+from storage.tunings.rows import values
 from storage.tunings.tables import TrialRow, TuningRow
 from storage.tunings.tunings import add_trial, end_trial
-
-# ----------------------------------------------------------------------------------------------------
-# Members of jobs: what their states make of the job.
 
 HOLDING = (JobState.GRANTED.value, JobState.REPORTED.value)
 BUSY = (MemberState.LEASED.value, MemberState.RUNNING.value)
 
-# A cancelled rank tells nothing, and one that lost the others is their victim: the cause is reported first.
+# A cancelled rank says nothing of the cause, and one that lost its peers is a victim: the cause comes first.
 LEAST = (FailureKind.COMMUNICATION, FailureKind.CANCELLED)
 
 
@@ -73,7 +79,7 @@ def settle(job: JobRow) -> bool:
 
 
 def failure_kind(report: MemberReport) -> FailureKind | None:
-    """The failure of a member's report: its own, or the most telling one of its ranks. None of an obedient stop."""
+    """The failure of a member's report: its own, or the most telling one of its ranks. None if it stopped as told."""
     if report.ordered:
         return None
     kinds = [kind for kind in (report.failure, *(rank.failure for rank in report.ranks)) if kind is not None]
@@ -92,6 +98,12 @@ def _most_telling(kinds: list[FailureKind]) -> FailureKind | None:
     return min(kinds, key=lambda kind: LEAST.index(kind) + 1 if kind in LEAST else 0, default=None)
 
 
+REQUEST: TypeAdapter[ProbeRequest] = TypeAdapter(ProbeRequest)
+JOB_PLAIN = (
+    "id", "pool", "tuning_id", "trial_id", "principal", "environment_key", "only_node", "attempt", "deadline_s",
+    "message", "created_at",
+)  # fmt: skip
+JOB_CHANGING = ("cancelled", "token", "world_id", "warm", "endpoint", "granted_at", "ended_at")
 MAX_QUEUED = 1000
 
 
@@ -115,7 +127,7 @@ class JobStore(SessionStore):
     def job(self, job_id: str) -> Job:
         """The job of that id. Raises UnknownNameError."""
         with self.reading() as session:
-            return fleet_rows.job_of(_row(session, job_id))
+            return job_of(_row(session, job_id))
 
     def jobs(
         self,
@@ -128,10 +140,10 @@ class JobStore(SessionStore):
     ) -> Sequence[Job]:
         """Jobs, oldest first, those that come after the job `after`. Raises UnknownNameError for that one."""
         query = select(JobRow)
-        if pool is not None:
-            query = query.where(JobRow.pool == pool)
         if tuning_id is not None:
             query = query.where(JobRow.tuning_id == tuning_id)
+        if tuning_id is None or pool is not None:
+            query = query.where(of_pool(JobRow.pool, pool))
         if states is not None:
             query = query.where(JobRow.state.in_([state.value for state in states]))
         with self.reading() as session:
@@ -139,7 +151,7 @@ class JobStore(SessionStore):
                 last = _row(session, after)
                 query = query.where(tuple_(JobRow.created_at, JobRow.id) > tuple_(last.created_at, last.id))
             rows = session.scalars(query.order_by(JobRow.created_at, JobRow.id).limit(limit))
-            return [fleet_rows.job_of(row) for row in rows]
+            return [job_of(row) for row in rows]
 
     def queued_jobs(self, pool: str, *, most_each: int) -> Sequence[Job]:
         """QUEUED jobs of a pool, oldest first: of each purpose of each principal the oldest `most_each`.
@@ -155,29 +167,28 @@ class JobStore(SessionStore):
         with self.reading() as session:
             # Two queries: of a queue that has just grown PostgreSQL knows no size yet, and would join it with itself.
             found = select(JobRow).where(JobRow.id.in_(session.scalars(first).all()), *queued)
-            return [fleet_rows.job_of(row) for row in session.scalars(found.order_by(JobRow.created_at, JobRow.id))]
+            return [job_of(row) for row in session.scalars(found.order_by(JobRow.created_at, JobRow.id))]
 
     def unsent_members(self, older_than_s: float) -> Sequence[Job]:
         """GRANTED jobs with a member still LEASED that long after the grant: their message may be lost."""
         waiting = select(MemberRow).where(MemberRow.job_id == JobRow.id, MemberRow.state == MemberState.LEASED.value)
-        query = select(JobRow).where(JobRow.state == JobState.GRANTED.value, waiting.exists())
+        query = select(JobRow).where(JobRow.state == JobState.GRANTED.value, of_pool(JobRow.pool), waiting.exists())
         with self.reading() as session:
             before = database_now(session) - timedelta(seconds=older_than_s)
             rows = session.scalars(query.where(JobRow.granted_at <= before).order_by(JobRow.created_at, JobRow.id))
-            return [fleet_rows.job_of(row) for row in rows]
+            return [job_of(row) for row in rows]
 
     def leased_nodes(self, pool: str | None = None) -> dict[str, str]:
         """Node name -> id of the job that holds it."""
-        query = select(LeaseRow.node, LeaseRow.job_id)
-        if pool is not None:
-            query = query.join(NodeRow, NodeRow.name == LeaseRow.node).where(NodeRow.pool == pool)
+        query = select(LeaseRow.node, LeaseRow.job_id).join(NodeRow, NodeRow.name == LeaseRow.node)
+        query = query.where(of_pool(NodeRow.pool, pool))
         with self.reading() as session:
             return dict(session.execute(query).all())
 
     def gpu_s_by_principal(self, since: datetime) -> dict[str, float]:
         """GPU-seconds that each principal's jobs used since then: the devices that they held, while they held them."""
         columns = (JobRow.principal, JobRow.devices, JobRow.granted_at, JobRow.ended_at)
-        query = select(*columns).where(or_(JobRow.ended_at > since, JobRow.state.in_(HOLDING)))
+        query = select(*columns).where(or_(JobRow.ended_at > since, JobRow.state.in_(HOLDING)), of_pool(JobRow.pool))
         used: dict[str, float] = {}
         with self.reading() as session:
             rows = session.execute(query).all()
@@ -213,12 +224,12 @@ class JobStore(SessionStore):
                 if row.state == JobState.QUEUED.value:
                     end_queued(session, row, now)
             session.flush()
-            return [fleet_rows.job_of(row) for row in rows if row.state == JobState.GRANTED.value]
+            return [job_of(row) for row in rows if row.state == JobState.GRANTED.value]
 
 
 def add_job(session: Session, job: Job) -> None:
     """Stores a job, QUEUED. Raises StoreConflictError."""
-    session.add(fleet_rows.job_row(job))
+    session.add(job_row(job))
     flush_new(session, f"job {job.id!r} exists already, or its tuning or trial does not")
 
 
@@ -250,3 +261,59 @@ def end_queued(session: Session, row: JobRow, now: datetime) -> None:
     row.failure_kind, row.message = failure.kind.value, failure.message
     if row.trial_id is not None and trial_runs(session, row.trial_id):
         end_trial(session, row.trial_id, reading=None, failure=failure, gpu_s=0.0, setup_s=0.0, fingerprint_key="")
+
+
+# From the specs to rows and back.
+
+
+def job_row(job: Job) -> JobRow:
+    """The row of a new job: queued, whatever else the record says."""
+    return JobRow(
+        **values(job, JOB_PLAIN),
+        purpose=job.purpose.value,
+        cluster_json=job.cluster.to_json(),
+        devices=job.cluster.devices,
+        request_json=job.request.to_json(),
+        avoid_json=json.dumps(job.avoid),
+        state=JobState.QUEUED.value,
+        cancelled=False,
+        token=0,
+        world_id="",
+        warm=False,
+        endpoint="",
+    )
+
+
+def job_of(row: JobRow) -> Job:
+    """The job of a row, with its members in order."""
+    return Job(
+        **values(row, (*JOB_PLAIN, *JOB_CHANGING)),
+        purpose=JobPurpose(row.purpose),
+        cluster=_cluster_of(row.cluster_json),
+        request=_request_of(row.request_json),
+        avoid=tuple(json.loads(row.avoid_json)),
+        state=JobState(row.state),
+        progress=ProbeProgress.from_json(row.progress_json) if row.progress_json else None,
+        failure=FailureKind(row.failure_kind) if row.failure_kind else None,
+        members=tuple(_member_of(member) for member in row.members),
+    )
+
+
+@lru_cache(maxsize=64)
+def _cluster_of(text: str) -> ClusterSpec:
+    """Most jobs are of few clusters and requests, and parsing them is most of the time that a long queue takes."""
+    return ClusterSpec.from_json(text)
+
+
+@lru_cache(maxsize=1024)
+def _request_of(text: str) -> ProbeRequest:
+    return REQUEST.validate_json(text)
+
+
+def _member_of(row: MemberRow) -> JobMember:
+    return JobMember(
+        **values(row, ("node", "address", "expires_at")),
+        index=row.number,
+        state=MemberState(row.state),
+        report=MemberReport.from_json(row.report_json) if row.report_json else None,
+    )

@@ -1,15 +1,20 @@
-"""Leases: all nodes of a gang at once or none, under a token that nothing late can carry."""
+"""Leases: all nodes of a gang at once or none, under a token that nothing late can carry.
+
+They end with their job, in the transaction that stores what it measured; or when they run out: their members are lost
+then, unless for a while nobody could renew, or nobody looked.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from datetime import UTC, datetime, timedelta
 
-from sqlalchemy import select
+from sqlalchemy import delete, select
 from sqlalchemy.orm import Session
 
 from autotune.specs import (
     EventKind,
+    Failure,
     FailureKind,
     Job,
     JobPurpose,
@@ -18,32 +23,49 @@ from autotune.specs import (
     MemberReport,
     MemberState,
     NodeState,
+    ProbeOutcome,
     ProbeProgress,
+    StepReading,
+    TuningState,
 )
-from storage.database.session import SessionStore, database_now, locked_tuning
-from storage.fleet import rows as fleet_rows
-from storage.fleet.events import add_event, granted_data
+from storage.database.session import SessionStore, database_now, upsert
+from storage.fleet.events import add_event, granted_data, retried_data
 from storage.fleet.jobs import (
     BUSY,
     HOLDING,
+    add_job,
     failure_kind,
     first_failure,
+    job_of,
     lock_job,
     lock_jobs,
     lose_members,
     member_of,
     settle,
+    trial_runs,
 )
 from storage.fleet.nodes import forget_worlds, lock_gang, renew_session
-from storage.fleet.tables import CounterRow, JobRow, LeaseRow, MemberRow, NodeRow
-from storage.tunings.named import insert
+from storage.fleet.tables import CounterRow, JobRow, LeaseRow, MemberRow, NodeRow, of_pool
+from storage.tunings.measurements import add_probe
+from storage.tunings.named import locked_tuning
+from storage.tunings.tables import TuningRow
+from storage.tunings.tunings import end_trial, spend
 
 TOKEN = "token"
 CANCELLED = MemberOrder(go_on=False, failure=FailureKind.CANCELLED, reason="the job was cancelled")
+WITHDRAWN = Failure(kind=FailureKind.CANCELLED, message="the tuning was cancelled before another attempt")
+
+SWEPT_AT = "swept_at_ms"
+"""The counter that holds when somebody last looked: milliseconds since 1970 of the database's clock."""
+
+JUST_GRACED = 0
+"""Its value after a grace period. Two never follow each other, or lost nodes would go unnoticed if looks are late."""
+
+EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 
 class LeaseStore(SessionStore):
-    """Grants, and the life of a gang's members until each has reported or is lost."""
+    """Grants, the life of a gang's members until each has reported or is lost, and the end of a job."""
 
     def grant(self, job_id: str, nodes: Sequence[str], *, lease_s: float, world_id: str, warm: bool) -> Job | None:
         """Leases all `nodes` to a QUEUED job or none: GRANTED under a new token, members in that order.
@@ -77,7 +99,7 @@ class LeaseStore(SessionStore):
             member.state = MemberState.RUNNING.value
             member.expires_at = _expiry(database_now(transaction), lease_s)
             transaction.flush()
-            return fleet_rows.job_of(job)
+            return job_of(job)
 
     def renew_member(
         self,
@@ -127,11 +149,67 @@ class LeaseStore(SessionStore):
                 member.failure_kind = kind and kind.value
                 settle(job)
             transaction.flush()
-            return fleet_rows.job_of(job)
+            return job_of(job)
+
+    def expire_members(self, *, grace_s: float | None = None) -> Sequence[Job]:
+        """Marks members whose lease ran out as LOST, in jobs not ended. Returns the jobs that became REPORTED so.
+
+        With `grace_s`, which is to be the length of a lease: where nobody looked for longer than that, the database
+        may have been away, and a lease could not be renewed. Nobody is lost then, and each has that much time from now.
+        That is not done twice in a row.
+        """
+        with self.writing() as session:
+            if grace_s is not None and _grace(session, timedelta(seconds=grace_s)):
+                return []
+            jobs = _granted_until(session, database_now(session))
+            now = database_now(session)
+            for job in jobs:
+                lose_members([job], [member.node for member in job.members if member.expires_at <= now])
+            session.flush()
+            return [job_of(job) for job in jobs if job.state == JobState.REPORTED.value]
+
+    def end_job(
+        self,
+        job_id: str,
+        token: int,
+        outcome: ProbeOutcome,
+        *,
+        failure: Failure | None,
+        retry: Job | None = None,
+        fingerprint_key: str = "",
+        warm_nodes: Collection[str] = (),
+    ) -> Job | None:
+        """Ends a REPORTED job: releases its leases, stores what it measured, adds its GPU-seconds to the tuning.
+
+        With `retry` that job is stored QUEUED instead of ending the trial; but not if the job or the tuning was
+        cancelled meanwhile: then the trial ends as CANCELLED. Without, a trial ends as `Store.finish_trial` says, and a
+        probe is stored as `Store.save_probe` says (readings or failure; health probes too). `failure`, where given,
+        is what is stored instead of the outcome's. `warm_nodes` keep their world, other members forget theirs. None
+        (and nothing written) if the token is not current or the job has ended: a result is stored once.
+        """
+        ended = outcome if failure is None else outcome.model_copy(update={"readings": (), "failure": failure})
+        with self.writing() as session:
+            job = lock_job(session, job_id)
+            if job.state != JobState.REPORTED.value or job.token != token:
+                return None
+            _release(session, job, warm_nodes)
+            tuning = locked_tuning(session, job.tuning_id) if job.tuning_id is not None else None
+            job.state, job.ended_at = JobState.ENDED.value, database_now(session)
+            if ended.failure is not None:
+                job.failure_kind, job.message = ended.failure.kind.value, ended.failure.message
+            session.flush()
+            if retry is None:
+                _store(session, job, ended, fingerprint_key)
+            elif job.cancelled or (tuning is not None and TuningState(tuning.state).ended):
+                withdrawn = ended.model_copy(update={"readings": (), "failure": WITHDRAWN})
+                _store(session, job, withdrawn, fingerprint_key)
+            else:
+                _try_again(session, job, tuning, ended, retry)
+            return job_of(job)
 
 
 def _free(session: Session, job: JobRow, gang: Sequence[NodeRow], names: Sequence[str]) -> bool:
-    """Whether the job may have these nodes now. They are locked: who is free stays free."""
+    """Whether the job may have these nodes now. They are locked, so that a free node stays free."""
     if len(gang) != len(names) or job.only_node not in {"", *names}:
         return False
     bound = job.purpose == JobPurpose.HEALTH.value and list(names) == [job.only_node]
@@ -150,7 +228,7 @@ def _lease(session: Session, job: JobRow, gang: Sequence[tuple[str, str]], lease
         for number, (name, address) in enumerate(gang)
     ]
     session.flush()
-    granted = fleet_rows.job_of(job)
+    granted = job_of(job)
     if job.tuning_id is not None:
         locked_tuning(session, job.tuning_id)
         add_event(session, job.tuning_id, EventKind.JOB_GRANTED, granted_data(granted), now)
@@ -159,7 +237,7 @@ def _lease(session: Session, job: JobRow, gang: Sequence[tuple[str, str]], lease
 
 def _next_token(session: Session) -> int:
     """The next fencing token. A counter of its own: no deletion of jobs can make a token come again."""
-    first = insert(session)(CounterRow).values(name=TOKEN, value=1)
+    first = upsert(session)(CounterRow).values(name=TOKEN, value=1)
     counting = first.on_conflict_do_update(index_elements=["name"], set_={"value": CounterRow.value + 1})
     return int(session.execute(counting.returning(CounterRow.value)).scalar_one())
 
@@ -185,39 +263,6 @@ def _order(job: JobRow, member: MemberRow) -> MemberOrder:
     return MemberOrder(go_on=True, endpoint=job.endpoint)
 
 
-# ----------------------------------------------------------------------------------------------------
-# Leases that ran out: their members are lost, unless for a while nobody could renew, or nobody looked.
-
-SWEPT_AT = "swept_at_ms"
-"""The counter that holds when somebody last looked: milliseconds since 1970 of the database's clock."""
-
-JUST_GRACED = 0
-"""Its value after a grace. None follows another, or nobody would be missed where every look comes late."""
-
-EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
-
-
-class ExpiryStore(SessionStore):
-    """Finds the members that are silent."""
-
-    def expire_members(self, *, grace_s: float | None = None) -> Sequence[Job]:
-        """Marks members whose lease ran out as LOST, in jobs not ended. Returns the jobs that became REPORTED so.
-
-        With `grace_s`, which is to be the length of a lease: where nobody looked for longer than that, the database
-        may have been away, and a lease could not be renewed. Nobody is lost then, and each has that much time from now.
-        That is not done twice in a row.
-        """
-        with self.writing() as session:
-            if grace_s is not None and _grace(session, timedelta(seconds=grace_s)):
-                return []
-            jobs = _granted_until(session, database_now(session))
-            now = database_now(session)
-            for job in jobs:
-                lose_members([job], [member.node for member in job.members if member.expires_at <= now])
-            session.flush()
-            return [fleet_rows.job_of(job) for job in jobs if job.state == JobState.REPORTED.value]
-
-
 def _grace(session: Session, grace: timedelta) -> bool:
     """Notes that somebody looks now. Prolongs the leases, and says so, where nobody had for longer than `grace`."""
     looked_at = session.scalar(select(CounterRow.value).where(CounterRow.name == SWEPT_AT).with_for_update())
@@ -225,7 +270,7 @@ def _grace(session: Session, grace: timedelta) -> bool:
     now_ms = (now - EPOCH) // timedelta(milliseconds=1)
     since = timedelta(milliseconds=now_ms - looked_at) if looked_at else timedelta(0)  # nothing is known of none
     late = since > grace
-    note = insert(session)(CounterRow).values(name=SWEPT_AT, value=JUST_GRACED if late else now_ms)
+    note = upsert(session)(CounterRow).values(name=SWEPT_AT, value=JUST_GRACED if late else now_ms)
     session.execute(note.on_conflict_do_update(index_elements=["name"], set_={"value": note.excluded.value}))
     if late:
         for job in _granted_until(session, now + grace):
@@ -238,5 +283,51 @@ def _grace(session: Session, grace: timedelta) -> bool:
 def _granted_until(session: Session, moment: datetime) -> Sequence[JobRow]:
     """The granted jobs with a busy member whose lease runs out by then; locked."""
     by_then = select(MemberRow.job_id).where(MemberRow.state.in_(BUSY), MemberRow.expires_at <= moment).distinct()
-    found = session.scalars(by_then).all()
+    found = session.scalars(by_then.join(JobRow, JobRow.id == MemberRow.job_id).where(of_pool(JobRow.pool))).all()
     return [job for job in lock_jobs(session, found) if job.state == JobState.GRANTED.value]
+
+
+def _release(session: Session, job: JobRow, warm_nodes: Collection[str]) -> None:
+    names = [member.node for member in job.members]
+    for row in lock_gang(session, names):
+        if row.name in names and row.name not in warm_nodes and row.world_id == job.world_id:
+            row.world_id = ""
+    session.execute(delete(LeaseRow).where(LeaseRow.job_id == job.id))
+
+
+def _store(session: Session, job: JobRow, outcome: ProbeOutcome, fingerprint_key: str) -> None:
+    """Ends the trial, or stores the probe. A trial that ended without its job (it was given up) stays as it is."""
+    spec = job_of(job)
+    if spec.trial_id is None:
+        add_probe(
+            session,
+            tuning_id=spec.tuning_id,
+            cluster=spec.cluster,
+            fingerprint_key=fingerprint_key,
+            request=spec.request,
+            outcome=outcome,
+        )
+    elif trial_runs(session, spec.trial_id):
+        end_trial(
+            session,
+            spec.trial_id,
+            reading=_step(outcome),
+            failure=outcome.failure,
+            gpu_s=outcome.gpu_s,
+            setup_s=outcome.setup_s,
+            fingerprint_key=fingerprint_key,
+        )
+
+
+def _step(outcome: ProbeOutcome) -> StepReading | None:
+    return next((reading for reading in outcome.readings if isinstance(reading, StepReading)), None)
+
+
+def _try_again(session: Session, job: JobRow, tuning: TuningRow | None, outcome: ProbeOutcome, retry: Job) -> None:
+    add_job(session, retry)
+    if tuning is None:
+        return
+    now = database_now(session)
+    spend(tuning, outcome.gpu_s, now)
+    data = retried_data(job_of(job), outcome.failure, retry)
+    add_event(session, tuning.id, EventKind.JOB_RETRIED, data, now)

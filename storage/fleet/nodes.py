@@ -3,16 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Sequence
+from typing import Any
 
-from sqlalchemy import or_, select, update
+from sqlalchemy import delete, or_, select, update
 from sqlalchemy.orm import Session
 
 from autotune.errors import StoreConflictError, UnknownNameError
-from autotune.specs import JobState, Node, NodeIncident, NodeState
+from autotune.specs import Device, JobState, Node, NodeIncident, NodeState
+from autotune.specs.fleet import LOCAL
 from storage.database.session import NAMES_SHOWN, RacedError, SessionStore, again, database_now, flush_new
-from storage.fleet import rows as fleet_rows
 from storage.fleet.jobs import end_queued, lock_jobs, lose_members
-from storage.fleet.tables import JobRow, LeaseRow, NodeIncidentRow, NodeRow
+from storage.fleet.tables import JobRow, LeaseRow, MemberRow, NodeIncidentRow, NodeRow, of_pool
+from storage.tunings.rows import values
+
+INVENTORY = (
+    "pool", "address", "topology", "slots", "nics", "cores", "memory_bytes", "fingerprint_key", "environment_key",
+    "session",
+)  # fmt: skip
+STANDING = ("name", "reason", "failures", "world_id", "registered_at", "heartbeat_at")
 
 
 class NodeStore(SessionStore):
@@ -30,7 +38,7 @@ class NodeStore(SessionStore):
         again(lambda: self._retire(name, session))
 
     def forget_node(self, name: str, *, silent_s: float) -> None:
-        """Takes a dead node out of the list until a worker registers it again. What names it stays, so does its state.
+        """Takes a dead node out of the list until a worker registers it again. Its state stays, and rows that name it.
 
         Its queued health probes end: nobody else may run them.
 
@@ -60,18 +68,35 @@ class NodeStore(SessionStore):
 
     def nodes(self, pool: str | None = None) -> Sequence[Node]:
         """Nodes by name."""
-        query = select(NodeRow).where(NodeRow.forgotten_at.is_(None))
-        if pool is not None:
-            query = query.where(NodeRow.pool == pool)
+        query = select(NodeRow).where(NodeRow.forgotten_at.is_(None), of_pool(NodeRow.pool, pool))
         with self.reading() as session:
-            found = [fleet_rows.node_of(row) for row in session.scalars(query)]
+            found = [node_of(row) for row in session.scalars(query)]
         return sorted(found, key=lambda node: node.name)
+
+    def local_pools(self) -> Sequence[str]:
+        """The pools of single processes, also of those that died before they could discard theirs."""
+        with self.reading() as session:
+            return sorted(session.scalars(select(NodeRow.pool).where(NodeRow.pool.startswith(LOCAL)).distinct()))
+
+    def discard_pool(self, pool: str) -> None:
+        """Deletes a single process's pool: its node and its jobs, not what they measured. Its trials stay as they are.
+
+        Raises ValueError for a fleet's pool.
+        """
+        if not pool.startswith(LOCAL):
+            raise ValueError(f"pool {pool!r} is a fleet's")
+        jobs = select(JobRow.id).where(JobRow.pool == pool)
+        with self.writing() as session:
+            session.execute(delete(LeaseRow).where(LeaseRow.job_id.in_(jobs)))
+            session.execute(delete(MemberRow).where(MemberRow.job_id.in_(jobs)))
+            session.execute(delete(JobRow).where(JobRow.pool == pool))
+            session.execute(delete(NodeRow).where(NodeRow.pool == pool))
 
     def node(self, name: str) -> Node:
         """The node of that name. Raises UnknownNameError."""
         with self.reading() as session:
             row = session.get(NodeRow, name)
-            return fleet_rows.node_of(row if row is not None and row.forgotten_at is None else _unknown(session, name))
+            return node_of(row if row is not None and row.forgotten_at is None else _unknown(session, name))
 
     def renew_node(self, name: str, session: str) -> bool:
         """Renews the heartbeat; False if the session is not the node's any more."""
@@ -95,7 +120,7 @@ class NodeStore(SessionStore):
             if row.failures >= quarantine_at and row.state != NodeState.QUARANTINED:
                 row.state, row.reason = NodeState.QUARANTINED.value, incident.message
             session.flush()
-            return fleet_rows.node_of(row)
+            return node_of(row)
 
     def record_incident(self, incident: NodeIncident) -> None:
         """Records what happened to a node, and blames it for nothing. Raises UnknownNameError."""
@@ -126,12 +151,12 @@ class NodeStore(SessionStore):
                 row = _new_row(session, node)
             elif row.session != node.session:
                 held.take_away()
-            for name, value in fleet_rows.inventory_columns(node).items():
+            for name, value in inventory_columns(node).items():
                 setattr(row, name, value)
             row.registered_at = row.heartbeat_at = database_now(session)
             row.forgotten_at = None
             session.flush()
-            return fleet_rows.node_of(row)
+            return node_of(row)
 
     def _retire(self, name: str, session: str) -> None:
         with self.writing() as transaction:
@@ -160,6 +185,18 @@ class _Held:
         lose_members(self._jobs, [self._name])
 
 
+def inventory_columns(node: Node) -> dict[str, Any]:
+    """The columns that each registration replaces."""
+    return values(node, INVENTORY) | {"device_json": node.device.to_json()}
+
+
+def node_of(row: NodeRow) -> Node:
+    """The node of a row."""
+    return Node(
+        **values(row, (*INVENTORY, *STANDING)), device=Device.from_json(row.device_json), state=NodeState(row.state)
+    )
+
+
 def lock_gang(session: Session, names: Collection[str]) -> list[NodeRow]:
     """Those of the nodes that there are, and the nodes that share a warm world with one; locked, by name."""
     worlds = select(NodeRow.world_id).where(NodeRow.name.in_(names), NodeRow.world_id != "")
@@ -169,7 +206,7 @@ def lock_gang(session: Session, names: Collection[str]) -> list[NodeRow]:
 
 
 def forget_worlds(gang: Iterable[NodeRow], world_ids: Collection[str]) -> None:
-    """Those that hold one of the worlds forget it: a world that lost a node is of use to nobody."""
+    """The nodes that hold one of the worlds forget it: a world that lost a node is useless."""
     for row in gang:
         if row.world_id in world_ids:
             row.world_id = ""
@@ -188,7 +225,7 @@ def _holder(session: Session, node: str) -> str | None:
 
 def _new_row(session: Session, node: Node) -> NodeRow:
     now = database_now(session)
-    row = NodeRow(name=node.name, **fleet_rows.inventory_columns(node), registered_at=now, heartbeat_at=now)
+    row = NodeRow(name=node.name, **inventory_columns(node), registered_at=now, heartbeat_at=now)
     row.state, row.reason, row.failures, row.world_id = node.state.value, node.reason, node.failures, node.world_id
     session.add(row)
     flush_new(session, f"node {node.name!r} is being registered by somebody else", RacedError)

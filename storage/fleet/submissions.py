@@ -6,8 +6,7 @@ import json
 from collections.abc import Mapping, Sequence
 from datetime import datetime, timedelta
 
-from sqlalchemy import ColumnElement, delete, func, or_, select, text, tuple_
-from sqlalchemy import insert as plain_insert
+from sqlalchemy import ColumnElement, delete, func, insert, or_, select, text, tuple_
 from sqlalchemy.exc import IntegrityError
 from sqlalchemy.orm import Session
 
@@ -15,19 +14,18 @@ from autotune.errors import StoreConflictError
 from autotune.ports.fleet import Submission, Submitted
 from autotune.specs import EventKind, JobState, Tuning, TuningState
 from storage.database.columns import Base
-from storage.database.session import RacedError, SessionStore, again, database_now, locked_tuning, tuning_row
+from storage.database.session import RacedError, SessionStore, again, database_now, upsert
 from storage.fleet.events import state_data
 from storage.fleet.tables import EventRow, IdempotencyRow, InterestRow, JobRow
 from storage.tunings import rows
-from storage.tunings.named import insert, put_models
+from storage.tunings.named import locked_tuning, put_models, tuning_row
 from storage.tunings.tables import LIVE, TuningRow
-
-# ----------------------------------------------------------------------------------------------------
-# The intake: requests that came together, stored in one transaction; each makes a tuning, joins one or is known.
 
 
 class Intake:
-    """One transaction's work. `take` everything in turn, then `store` it once.
+    """Requests that came together, in one transaction: each makes a tuning, joins one, or repeats an earlier request.
+
+    `take` everything in turn, then `store` it once.
 
     Rows are locked in one order, so that no two transactions wait for each other: the tunings to join by sharing key;
     new ones by it, too, where the unique index lets one of two equal requests wait; keys by principal and key; models
@@ -65,7 +63,7 @@ class Intake:
         return tuning, found is None
 
     def store(self) -> None:
-        """Sends it all, each table's rows in one statement: in a busy process round trips are what is dear.
+        """Sends it all, each table's rows in one statement: in a busy process round trips cost the most.
 
         Raises RacedError if another transaction stored an equal request or key meanwhile.
         """
@@ -76,7 +74,7 @@ class Intake:
             self._insert(TuningRow, tunings, "a tuning of that id or sharing key is being stored by somebody else")
             log = {"kind": EventKind.STATE.value, "at": now}
             states = [(tuning.id, json.dumps(state_data(tuning))) for tuning in new.values()]
-            session.execute(plain_insert(EventRow), [log | {"tuning_id": each, "data_json": to} for each, to in states])
+            session.execute(insert(EventRow), [log | {"tuning_id": each, "data_json": to} for each, to in states])
         if self._keys:
             keys = sorted(self._keys, key=lambda each: (each["principal"], each["key"]))
             values = [{"created_at": now, **each} for each in keys]
@@ -85,7 +83,7 @@ class Intake:
         if self._interests:
             wanted = [{"tuning_id": each, "principal": principal} for each, principal in sorted(self._interests)]
             # SQLAlchemy makes one statement of these only where it returns something.
-            new_one = insert(session)(InterestRow).on_conflict_do_nothing().returning(InterestRow.tuning_id)
+            new_one = upsert(session)(InterestRow).on_conflict_do_nothing().returning(InterestRow.tuning_id)
             session.execute(new_one, wanted)
 
     def _create(self, asked: Submission) -> Tuning:
@@ -95,17 +93,9 @@ class Intake:
 
     def _insert(self, table: type[Base], values: Sequence[Mapping[str, object]], conflict: str) -> None:
         try:
-            self._session.execute(plain_insert(table), values)
+            self._session.execute(insert(table), values)
         except IntegrityError as error:
             raise RacedError(conflict) from error
-
-
-def take_in(session: Session, submissions: Sequence[Submission]) -> Sequence[Submitted | StoreConflictError]:
-    """Stores requests; what each of them led to, in their order. Raises RacedError."""
-    intake = Intake(session, submissions)
-    taken = [intake.take(each) for each in submissions]
-    intake.store()
-    return taken
 
 
 def _known(session: Session, submissions: Sequence[Submission]) -> dict[tuple[str, str], tuple[str, Tuning]]:
@@ -121,7 +111,7 @@ def _known(session: Session, submissions: Sequence[Submission]) -> dict[tuple[st
 def _joinable(session: Session, sharing_keys: set[str]) -> dict[str, Tuning]:
     """The live tunings of those keys, locked, so that nobody cancels one while somebody joins.
 
-    Who advances one holds nobody up: one that ends just now may still be joined, and is then one that has ended.
+    Whoever advances a tuning holds nobody up: one that is just ending may still be joined, and has then ended.
     """
     query = select(TuningRow).where(TuningRow.sharing_key.in_(sorted(sharing_keys)), text(LIVE))
     found = session.scalars(query.order_by(TuningRow.sharing_key).with_for_update(read=True, key_share=True))
@@ -164,7 +154,10 @@ class SubmissionStore(SessionStore):
 
         def submit() -> Sequence[Submitted | StoreConflictError]:
             with self.writing() as session:
-                return take_in(session, submissions)
+                intake = Intake(session, submissions)
+                taken = [intake.take(each) for each in submissions]
+                intake.store()
+                return taken
 
         return again(submit)
 
@@ -188,23 +181,25 @@ class SubmissionStore(SessionStore):
         with self.reading() as session:
             return list(session.scalars(theirs.order_by(InterestRow.principal)))
 
-    def claim_tuning(self, tuning_id: str, owner: str, *, lease_s: float) -> Tuning | None:
+    def claim_tuning(self, tuning_id: str, owner: str, *, lease_s: float | None) -> Tuning | None:
         """Makes `owner` the one who may advance it, for that long. None if somebody else is, or it has ended.
 
-        Its owner may renew the claim. After its time it still is that owner's until somebody else claims it. None as
-        well for a tuning that is not a fleet's.
+        Its owner may renew the claim. After its time it still is that owner's until somebody else claims it. A fleet's
+        tuning is claimed for a time; one without a pool without (None), until it is released: None for any other.
         """
         with self.writing() as session:
             row = locked_tuning(session, tuning_id)
-            if TuningState(row.state).ended or not row.pool:
+            if TuningState(row.state).ended or bool(row.pool) != (lease_s is not None):
                 return None
             now = database_now(session)
-            held = bool(row.owner) and row.claim_expires_at is not None and row.claim_expires_at > now
+            expires_at = now if lease_s is None else now + timedelta(seconds=lease_s)
+            lasts = lease_s is None or (row.claim_expires_at is not None and row.claim_expires_at > now)
+            held = bool(row.owner) and lasts
             if held and row.owner != owner:
                 return None
             if not held:
                 row.claimed_at = now
-            row.owner, row.claim_expires_at = owner, now + timedelta(seconds=lease_s)
+            row.owner, row.claim_expires_at = owner, expires_at
             session.flush()
             return rows.tuning_of(row)
 
@@ -233,11 +228,12 @@ class SubmissionStore(SessionStore):
             return list(session.scalars(query.where(free).order_by(*oldest)))
 
     def abandoned_tunings(self) -> Sequence[str]:
-        """Ended tunings with jobs QUEUED or GRANTED that are not cancelled: who cancelled them died before those."""
+        """Ended tunings with jobs QUEUED or GRANTED that are not cancelled: whoever ended them died then."""
         going = JobRow.state.in_((JobState.QUEUED.value, JobState.GRANTED.value)), JobRow.cancelled.is_(False)
         query = select(TuningRow.id).join(JobRow, JobRow.tuning_id == TuningRow.id)
         with self.reading() as session:
-            return list(session.scalars(query.where(*going, TuningRow.state.not_in(LIVE_STATES)).distinct()))
+            ended = TuningRow.pool != "", TuningRow.state.not_in(LIVE_STATES)
+            return list(session.scalars(query.where(*going, *ended).distinct()))
 
     def tunings_page(
         self, *, limit: int, before: str | None = None, state: str | None = None, principal: str | None = None

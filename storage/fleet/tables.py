@@ -4,16 +4,22 @@ from __future__ import annotations
 
 from datetime import datetime
 
-from sqlalchemy import ForeignKey, Index, UniqueConstraint, text
-from sqlalchemy.orm import Mapped, mapped_column, relationship
+from sqlalchemy import ColumnElement, ForeignKey, Index, UniqueConstraint, text
+from sqlalchemy.orm import InstrumentedAttribute, Mapped, mapped_column, relationship
 
+from autotune.specs.fleet import LOCAL
 from storage.database.columns import Base, Free, FreeText, Key, Moment, RowId, UtcDateTime
 
 UNREVOKED = "revoked_at IS NULL"
 
 
+def of_pool(column: InstrumentedAttribute[str], pool: str | None = None) -> ColumnElement[bool]:
+    """Whether a row is of that pool; without one, of any pool of the fleet, which those of single processes are not."""
+    return column == pool if pool is not None else ~column.startswith(LOCAL)
+
+
 class NodeRow(Base):
-    """A node, as its newest session registered it. One that was forgotten is there for what names it, and no more."""
+    """A node, as its newest session registered it. A forgotten one stays only for the rows that name it."""
 
     __tablename__ = "nodes"
     __table_args__ = (Index(None, "pool"),)

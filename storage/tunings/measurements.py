@@ -22,15 +22,23 @@ from autotune.specs import (
     Profile,
     StepReading,
 )
-from storage.database.session import SessionStore, database_now, fingerprint_row, locked_tuning
+from storage.database.session import SessionStore, database_now
 from storage.fleet.events import add_event, probe_data
 from storage.tunings import rows
+from storage.tunings.named import fingerprint_row, locked_tuning
 from storage.tunings.tables import CollectiveRow, FingerprintRow, LayerRow, ProbeRow, ProfileRow, StepRow, TrialRow
 from storage.tunings.tunings import spend
 
+KINDS: dict[str, type[CollectiveRow] | type[LayerRow] | type[StepRow]] = {
+    "collective": CollectiveRow,
+    "layer": LayerRow,
+    "step": StepRow,
+}
+ENVIRONMENT = ("hostname", "device_name", "device_count", "driver", "runtime", "collective_library", "torch")
+
 
 class MeasurementStore(SessionStore):
-    """Readings outside trials, and profiles."""
+    """Readings outside trials, profiles, and pages of all measurements."""
 
     def save_probe(
         self,
@@ -91,6 +99,23 @@ class MeasurementStore(SessionStore):
             text = session.scalar(query.order_by(ProfileRow.id.desc()).limit(1))
         return None if text is None else Profile.from_json(text)
 
+    def measurements_page(
+        self, kind: str, *, cluster_key: str | None = None, after: int = 0, limit: int = 100
+    ) -> Sequence[dict[str, Any]]:
+        """Rows of `collective`, `layer` or `step` measurements with their provenance, by id: those with ids above.
+
+        A row holds the measurement's columns, the environment of its fingerprint, `tuning_id`, `measured_at` and
+        `log_path` of its probe or trial, and a trial's `plan_key`. Raises UnknownNameError for another kind.
+        """
+        if kind not in KINDS:
+            raise UnknownNameError("measurement", kind, KINDS)
+        row = KINDS[kind]
+        query = _query(row).where(row.id > after).order_by(row.id).limit(limit)
+        if cluster_key is not None:
+            query = query.where(row.cluster_key == cluster_key)
+        with self.reading() as session:
+            return [dict(found) for found in session.execute(query).mappings()]
+
 
 def add_probe(
     session: Session,
@@ -143,38 +168,6 @@ def _reading_row(
     if not isinstance(request, LayerRequest):
         raise ValueError(f"a {request.kind} probe cannot have layer readings")
     return rows.layer_row(reading, **keys, model_key=request.model.key, workload_key=request.workload.key)
-
-
-# ----------------------------------------------------------------------------------------------------
-# Measurements page by page, each row with where it comes from.
-
-KINDS: dict[str, type[CollectiveRow] | type[LayerRow] | type[StepRow]] = {
-    "collective": CollectiveRow,
-    "layer": LayerRow,
-    "step": StepRow,
-}
-ENVIRONMENT = ("hostname", "device_name", "device_count", "driver", "runtime", "collective_library", "torch")
-
-
-class PageStore(SessionStore):
-    """Measurements for people who look through them."""
-
-    def measurements_page(
-        self, kind: str, *, cluster_key: str | None = None, after: int = 0, limit: int = 100
-    ) -> Sequence[dict[str, Any]]:
-        """Rows of `collective`, `layer` or `step` measurements with their provenance, by id: those with ids above.
-
-        A row holds the measurement's columns, the environment of its fingerprint, `tuning_id`, `measured_at` and
-        `log_path` of its probe or trial, and a trial's `plan_key`. Raises UnknownNameError for another kind.
-        """
-        if kind not in KINDS:
-            raise UnknownNameError("measurement", kind, KINDS)
-        row = KINDS[kind]
-        query = _query(row).where(row.id > after).order_by(row.id).limit(limit)
-        if cluster_key is not None:
-            query = query.where(row.cluster_key == cluster_key)
-        with self.reading() as session:
-            return [dict(found) for found in session.execute(query).mappings()]
 
 
 def _query(row: type[CollectiveRow] | type[LayerRow] | type[StepRow]) -> Select[Any]:

@@ -1,18 +1,17 @@
-"""What is stored under its own name or key: models, clusters, fingerprints."""
+"""What is found by its own name or key: models, clusters, fingerprints, and the rows of tunings."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from datetime import UTC, datetime
 
 from sqlalchemy import select
-from sqlalchemy.dialects import postgresql, sqlite
-from sqlalchemy.orm import Session
+from sqlalchemy.orm import InstrumentedAttribute, Session
 
 from autotune.errors import UnknownNameError
 from autotune.specs import ClusterSpec, Fingerprint, ModelSpec
-from storage.database.session import SessionStore, fingerprint_row
-from storage.tunings.tables import ClusterRow, FingerprintRow, ModelRow
+from storage.database.session import NAMES_SHOWN, SessionStore, upsert
+from storage.tunings.tables import ClusterRow, FingerprintRow, ModelRow, TuningRow
 
 
 class NamedStore(SessionStore):
@@ -62,7 +61,7 @@ class NamedStore(SessionStore):
         values = {name: getattr(fingerprint, name) for name in plain}
         values |= {"key": fingerprint.key, "spec_json": fingerprint.to_json(), "stored_at": datetime.now(UTC)}
         with self.writing() as session:
-            session.execute(insert(session)(FingerprintRow).values(values).on_conflict_do_nothing())
+            session.execute(upsert(session)(FingerprintRow).values(values).on_conflict_do_nothing())
         return fingerprint.key
 
     def fingerprint(self, key: str) -> Fingerprint:
@@ -80,10 +79,39 @@ def put_models(session: Session, models: Iterable[ModelSpec]) -> None:
 def _put(session: Session, table: type[ModelRow] | type[ClusterRow], spec: ModelSpec | ClusterSpec) -> None:
     """Inserts or replaces in one statement: two processes may store the same name at once."""
     changing = {"key": spec.key, "spec_json": spec.to_json(), "stored_at": datetime.now(UTC)}
-    new = insert(session)(table).values(name=spec.name, **changing)
+    new = upsert(session)(table).values(name=spec.name, **changing)
     session.execute(new.on_conflict_do_update(index_elements=["name"], set_=changing))
 
 
-def insert(session: Session) -> Callable[..., postgresql.Insert | sqlite.Insert]:
-    """INSERT with ON CONFLICT, which both databases write alike but SQLAlchemy keeps by dialect."""
-    return postgresql.insert if session.get_bind().dialect.name == "postgresql" else sqlite.insert
+def fingerprint_row(session: Session, key: str) -> FingerprintRow:
+    """The fingerprint of that key. Raises UnknownNameError."""
+    row = session.get(FingerprintRow, key)
+    if row is None:
+        raise UnknownNameError("fingerprint", key, _newest(session, FingerprintRow.key, FingerprintRow.stored_at))
+    return row
+
+
+def tuning_row(session: Session, tuning_id: str) -> TuningRow:
+    """The tuning of exactly that id. Raises UnknownNameError that lists the newest ones."""
+    row = session.get(TuningRow, tuning_id)
+    if row is None:
+        raise UnknownNameError("tuning", tuning_id, _newest(session, TuningRow.id, TuningRow.created_at))
+    return row
+
+
+def locked_tuning(session: Session, tuning_id: str, *, joinable: bool = True) -> TuningRow:
+    """The tuning, locked until the transaction ends. Raises UnknownNameError.
+
+    Requests can join it meanwhile (storage.fleet.submissions), unless it is not to be `joinable`: they must not wait
+    for a tuner.
+
+    Whoever locks several rows does it in this order, so that nobody waits in a circle: jobs by id, nodes by name, the
+    counter, the tuning, its trials.
+    """
+    query = select(TuningRow).where(TuningRow.id == tuning_id).with_for_update(key_share=joinable)
+    row = session.scalar(query.execution_options(populate_existing=True))
+    return tuning_row(session, tuning_id) if row is None else row
+
+
+def _newest(session: Session, name: InstrumentedAttribute[str], moment: InstrumentedAttribute[datetime]) -> list[str]:
+    return list(session.scalars(select(name).order_by(moment.desc()).limit(NAMES_SHOWN)))

@@ -1,4 +1,4 @@
-"""The tables. Names differ from those of Optuna's storage, which lives in the same database.
+"""The tables. Their names are free of those of Optuna's storage, which older releases kept in the same database.
 
 Full specs are kept as canonical JSON (`*_json`) beside their keys; whatever was measured is a column. Every
 measurement is keyed by its trial or probe run and by its fingerprint, never by position.

@@ -21,17 +21,10 @@ from autotune.specs import (
     TuningState,
     Workload,
 )
-from storage.database.session import (
-    NAMES_SHOWN,
-    SessionStore,
-    database_now,
-    fingerprint_row,
-    flush_new,
-    locked_tuning,
-    tuning_row,
-)
+from storage.database.session import NAMES_SHOWN, SessionStore, database_now, flush_new
 from storage.fleet.events import add_event, state_data, trial_data
 from storage.tunings import rows
+from storage.tunings.named import fingerprint_row, locked_tuning, tuning_row
 from storage.tunings.tables import StepRow, TrialRow, TuningRow
 
 SHORTEST_PREFIX = 4
@@ -129,9 +122,18 @@ class TuningStore(SessionStore):
             return [rows.trial_of(row) for row in session.scalars(of_tuning)]
 
     def best_trials(
-        self, model: ModelSpec, cluster: ClusterSpec, workload: Workload, limit: int = 10
+        self,
+        model: ModelSpec,
+        cluster: ClusterSpec,
+        workload: Workload,
+        limit: int = 10,
+        *,
+        before: datetime | None = None,
     ) -> Sequence[Trial]:
-        """Complete trials of any tuning for the same model, cluster and workload keys, fastest first."""
+        """Complete trials of any tuning for the same model, cluster and workload keys, fastest first.
+
+        With `before` only those that had ended by then.
+        """
         query = (
             select(TrialRow)
             .join(TuningRow, TrialRow.tuning_id == TuningRow.id)
@@ -143,6 +145,8 @@ class TuningStore(SessionStore):
             .order_by(StepRow.tokens_per_s_per_gpu.desc(), TrialRow.started_at)
             .limit(limit)
         )
+        if before is not None:
+            query = query.where(TrialRow.finished_at <= before)
         with self.reading() as session:
             return [rows.trial_of(row) for row in session.scalars(query)]
 

@@ -34,9 +34,9 @@ from autotune.ports.fleet import Submission
 from autotune.specs import Job, JobState, MemberState, ProbeOutcome, TuningState
 from storage import SqlStore, open_store
 from storage.care.maintenance import check
-from storage.database.session import locked_tuning
-from storage.fleet.rows import job_row
-from storage.fleet.submissions import take_in
+from storage.fleet.jobs import job_row
+from storage.fleet.submissions import Intake
+from storage.tunings.named import locked_tuning
 
 Answer = TypeVar("Answer")
 
@@ -76,8 +76,8 @@ def together(work: Callable[[int], Answer], count: int) -> list[Answer]:
         return list(threads.map(begin, range(count), timeout=200))
 
 
-def test_processes_that_ask_for_the_same_share_one_tuning(store: SqlStore) -> None:
-    answers = run_together(submit, store.study_url(), 8)
+def test_processes_that_ask_for_the_same_share_one_tuning(store: SqlStore, url: str) -> None:
+    answers = run_together(submit, url, 8)
     assert len({name for name, _ in answers}) == 1
     assert sorted(created for _, created in answers) == [False] * 7 + [True]
     (only,) = store.tunings_page(limit=9)
@@ -86,12 +86,12 @@ def test_processes_that_ask_for_the_same_share_one_tuning(store: SqlStore) -> No
     assert [store.withdraw(only.id, f"p{number}") for number in range(3)] == [False, False, True]
 
 
-def test_of_processes_that_want_overlapping_gangs_one_gets_its_nodes(store: SqlStore) -> None:
+def test_of_processes_that_want_overlapping_gangs_one_gets_its_nodes(store: SqlStore, url: str) -> None:
     for name in ("a", "b", "c"):
         store.register_node(node(name))
     for number in range(1, 5):
         store.create_job(job(f"job-{number}"))
-    answers = run_together(grant, store.study_url(), 4)
+    answers = run_together(grant, url, 4)
     assert [token for token in answers if token is not None] == [1]
     (won,) = store.jobs(states=[JobState.GRANTED])
     assert store.leased_nodes() == {member.node: won.id for member in won.members}
@@ -99,14 +99,14 @@ def test_of_processes_that_want_overlapping_gangs_one_gets_its_nodes(store: SqlS
     assert [each.members for each in store.jobs(states=[JobState.QUEUED])] == [()] * 3
 
 
-def test_of_processes_that_end_a_job_one_does(store: SqlStore) -> None:
+def test_of_processes_that_end_a_job_one_does(store: SqlStore, url: str) -> None:
     pair(store)
     first = live_tuning(store)
     store.create_job(trial_job("job-1", first), trial=first)
     found = store.grant("job-1", ["a", "b"], lease_s=LONG_S, world_id="w", warm=False)
     assert found is not None
     reported(store, found)
-    answers = run_together(end, store.study_url(), 2)
+    answers = run_together(end, url, 2)
     assert sorted(answers) == [False, True]
     (done,) = store.trials("tuning-1")
     assert done.reading == step_reading(1.0 + answers.index(True))
@@ -150,7 +150,9 @@ def test_what_somebody_joins_is_not_withdrawn(postgres: PostgresServer) -> None:
         request = Submission(tuning=fleet_tuning("second", "bob"), sharing_key="k")
         with ThreadPoolExecutor(1) as beside:
             with store.writing() as session:
-                take_in(session, [request])
+                intake = Intake(session, [request])
+                intake.take(request)
+                intake.store()
                 withdrawn = beside.submit(store.withdraw, "first", "ada")
                 until_somebody_waits(postgres)
             assert not withdrawn.result(timeout=30)
@@ -231,7 +233,7 @@ def test_the_ids_of_a_log_are_seen_in_their_order(store: SqlStore) -> None:
     assert len(seen[1:]) == 1 + 36
 
 
-def test_nobody_waits_in_a_circle_and_no_node_is_held_twice(store: SqlStore) -> None:
+def test_nobody_waits_in_a_circle_and_no_node_is_held_twice(store: SqlStore, url: str) -> None:
     """Threads that grant, run, lose, evict, blame and end at random; a deadlock would be an error of the database."""
     names = [f"n{number}" for number in range(5)]
     for name in names:
@@ -278,7 +280,7 @@ def test_nobody_waits_in_a_circle_and_no_node_is_held_twice(store: SqlStore) -> 
     tokens = [each.token for each in ended]
     assert len(set(tokens)) == len(tokens) > 0
     assert store.tuning("tuning-1").gpu_s_spent == 16.0 * len(ended)
-    assert check(store.study_url()).sound
+    assert check(url).sound
 
 
 def test_a_connection_lost_in_mid_transaction_is_an_error_and_writes_nothing(postgres: PostgresServer) -> None:

@@ -333,6 +333,9 @@ def test_best_trials_are_complete_of_the_same_request_and_fastest_first(store: S
     assert [each.id for each in found] == ["first-1", "second-0", "first-0"]
     assert found[0] == store.trials("first")[1]
     assert [each.id for each in store.best_trials(MODEL, CLUSTER, WORKLOAD, limit=1)] == ["first-1"]
+    first_end = store.trials("first")[0].finished_at
+    before = store.best_trials(MODEL, CLUSTER, WORKLOAD, limit=1, before=first_end)
+    assert [each.id for each in before] == ["first-0"]  # the others had not ended
 
 
 def test_a_moment_without_time_zone_is_refused(store: SqlStore) -> None:

@@ -59,11 +59,11 @@ def test_processes_that_open_a_fresh_database_at_once_all_succeed(empty_url: str
     assert check(empty_url).sound
 
 
-def test_of_two_processes_that_finish_a_trial_exactly_one_wins(store: SqlStore) -> None:
+def test_of_two_processes_that_finish_a_trial_exactly_one_wins(store: SqlStore, url: str) -> None:
     store.create_tuning(tuning())
     store.put_fingerprint(FINGERPRINT)
     store.start_trial(trial(0))
-    ends = run_together(finish, store.study_url(), 2)
+    ends = run_together(finish, url, 2)
     assert sorted(ends) == [False, True]
     (ended,) = store.trials("tuning-1")
     assert ended.reading == step_reading(1.0 + ends.index(True))
@@ -119,9 +119,8 @@ def test_one_owner_takes_a_tuning(store: SqlStore) -> None:
     assert outcomes == [store.tuning("tuning-1").owner]
 
 
-def test_kill_9_in_mid_transaction_leaves_the_state_before_it(store: SqlStore) -> None:
+def test_kill_9_in_mid_transaction_leaves_the_state_before_it(store: SqlStore, url: str) -> None:
     store.create_tuning(tuning())
-    url = store.study_url()
     ours, theirs = CONTEXT.Pipe()
     process = CONTEXT.Process(target=half_a_transaction, args=(url, theirs))
     process.start()

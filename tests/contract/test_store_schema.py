@@ -1,4 +1,4 @@
-"""Opening: new, older, newer, unreadable and foreign databases, and one that Optuna shares."""
+"""Opening: new, older, newer, unreadable and foreign databases, and one with Optuna's tables in it."""
 
 from __future__ import annotations
 
@@ -117,7 +117,7 @@ def test_a_foreign_table_of_our_name_stops_the_migration_whole(empty_url: str, e
 
 @contextmanager
 def studies(url: str) -> Iterator[optuna.storages.RDBStorage]:
-    """Optuna's storage, as the search opens it."""
+    """Optuna's storage, as older releases opened it in the same database."""
     storage = optuna.storages.RDBStorage(url)
     yield storage
     storage.remove_session()
@@ -125,12 +125,11 @@ def studies(url: str) -> Iterator[optuna.storages.RDBStorage]:
 
 
 @pytest.mark.parametrize("ours_first", [True, False])
-def test_optuna_lives_in_the_same_database(empty_url: str, ours_first: bool) -> None:
+def test_optunas_tables_do_no_harm_in_the_same_database(empty_url: str, ours_first: bool) -> None:
     optuna.logging.set_verbosity(optuna.logging.WARNING)
     study_url = locate(empty_url).url.render_as_string(hide_password=False)
     if ours_first:
-        with open_store(empty_url) as store:
-            assert store.study_url() == study_url
+        open_store(empty_url).close()
     with studies(study_url) as storage:
         study = optuna.create_study(storage=storage, study_name="tuning-1", direction="maximize")
         trial = study.ask()
@@ -192,12 +191,10 @@ def test_a_path_with_odd_characters_is_one_file(tmp_path: Path) -> None:
     path.parent.mkdir()
     with open_store(f"sqlite:///{path}") as store:
         store.put_model(MODEL)
-        with studies(store.study_url()):
-            pass
     with sqlite3.connect(path) as connection:
         names = {name for (name,) in connection.execute("SELECT name FROM sqlite_master")}
     connection.close()
-    assert {"studies", "tunings"} <= names
+    assert "tunings" in names
     assert [each.name for each in path.parent.iterdir()] == ["å db.db"]
 
 

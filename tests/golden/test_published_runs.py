@@ -11,7 +11,7 @@ import pytest
 
 from autotune.catalog import cluster_from_shorthand
 from autotune.cost.estimate import estimate
-from autotune.cost.framework import FSDP, MEGATRON_2021, NANOTRON
+from autotune.cost.framework import FSDP, MEGATRON_2021, framework_of
 from autotune.specs import Basis, DType, ModelSpec, Norm, Plan, Position, Recompute, Schedule, Workload
 
 
@@ -107,6 +107,9 @@ NANOTRON_ROWS = [
 ]
 
 
+ULTRASCALE = framework_of("hf_ultrascale")
+
+
 def test_nanotrons_published_steps_and_memory() -> None:
     times, peaks = [], []
     for shape, nodes, (tp, pp, micro_batch, zero), published_s, reserved_gib in NANOTRON_ROWS:
@@ -116,7 +119,7 @@ def test_nanotrons_published_steps_and_memory() -> None:
         )  # fmt: skip
         workload = Workload(seq_len=4096, global_batch=256)
         cluster = cluster_from_shorthand(f"h100-80gb-sxm:{nodes}x8")
-        found = estimate(llama(*shape), cluster, workload, plan, framework=NANOTRON)
+        found = estimate(llama(*shape), cluster, workload, plan, framework=ULTRASCALE)
         assert found.reserved_bytes is not None
         times.append(abs(found.step_time_s / published_s - 1.0))
         peaks.append(abs(found.reserved_bytes / 2**30 / reserved_gib - 1.0))
@@ -144,7 +147,7 @@ def test_nanotrons_first_stage_keeps_what_it_reports(
     plan = Plan(tp=tp, pp=pp, dp=dp, sequence_parallel=tp > 1)
     cluster = cluster_from_shorthand(f"h100-80gb-sxm:1x{tp * pp * dp}")
     workload = Workload(seq_len=4096, global_batch=256)
-    found = estimate(spec, cluster, workload, plan, framework=NANOTRON)
+    found = estimate(spec, cluster, workload, plan, framework=ULTRASCALE)
     assert found.worst_stage == 0
     states = found.bytes.parameters + found.bytes.gradients + found.bytes.optimizer
     gathered_inputs = 2 * 2 * 4096 * spec.hidden if tp > 1 else 0

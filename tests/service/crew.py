@@ -19,6 +19,7 @@ import psycopg
 from services import PostgresServer, RedisServer
 
 from autotune.catalog import smallest
+from autotune.fleet.scheduling import schedule
 from autotune.fleet.service import submission_of
 from autotune.settings import read_settings
 from autotune.specs import (
@@ -46,6 +47,8 @@ RANK_MEMORY_BYTES = 512 << 20
 POOL = "box"
 MAX_TRIALS = 3
 QUICK = CollectiveRequest(op=CollectiveOp.ALL_REDUCE, group_size=2, sizes_bytes=(1 << 16,))
+# A node that died is noticed after that, and a message that was lost sent again after a third of it.
+LEASE_S = 4.0
 # Takes some seconds, so that something can happen meanwhile.
 LONG = CollectiveRequest(op=CollectiveOp.ALL_REDUCE, group_size=2, sizes_bytes=(1 << 16,), iterations=5_000)
 
@@ -138,6 +141,7 @@ class Crew:
             "AUTOTUNE_DB": postgres.url(self.database),
             "AUTOTUNE_BROKER": broker.url,
             "AUTOTUNE_LOG_DIR": str(folder / "ranks"),
+            "AUTOTUNE_LEASE_S": f"{LEASE_S:g}",
             "OMP_NUM_THREADS": "1",
         }
         self.settings = read_settings(self.environment)
@@ -243,7 +247,7 @@ class Crew:
         return ended
 
     def create_job(self, nodes: int, request: ProbeRequest = QUICK, *, deadline_s: float = 60.0) -> Job:
-        """Stores a job of no tuning and asks for a schedule."""
+        """Stores a job of no tuning, which gets its nodes if they are free."""
         job = Job(
             id=uuid.uuid4().hex[:12],
             purpose=JobPurpose.PROFILE,
@@ -254,7 +258,7 @@ class Crew:
             created_at=datetime.now(UTC),
         )
         self.store.create_job(job)
-        self.queue.schedule(POOL)
+        schedule(self.store, self.queue, POOL)
         return job
 
     def wait_ended(self, job: Job) -> Job:

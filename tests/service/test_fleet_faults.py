@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Iterator
 from datetime import timedelta
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import pytest
 from fleet_world import MODEL, SPACE, WORKLOAD, World, pool_cluster
@@ -15,6 +15,7 @@ from sqlalchemy import select
 
 from autotune.errors import InputError, StoreConflictError, UnknownNameError
 from autotune.fleet.health import health_requests
+from autotune.fleet.local import LocalFleet, cancel_here
 from autotune.fleet.service import submission_of
 from autotune.settings import FleetTimes
 from autotune.specs import (
@@ -34,7 +35,6 @@ from autotune.specs import (
     Tuning,
     TuningState,
 )
-from autotune.tuning.service import TuningService
 from storage import SqlStore, open_store
 from storage.fleet.tables import NodeIncidentRow
 
@@ -300,7 +300,7 @@ def test_cancelling_ends_what_waits_and_stops_what_runs(world: World) -> None:
     world.cluster = pool_cluster(nodes=1, gpus_per_node=2)
     world.join("a", "b")
     tuning_id = world.submit(1, budget=TWO)
-    world.deliver(most=2)  # advanced, and granted on both nodes
+    world.deliver(most=1)  # advanced, and granted on both nodes
     assert {job.state for job in world.store.jobs(tuning_id=tuning_id)} == {JobState.GRANTED}
     assert world.service.cancel(tuning_id, "ann").state is TuningState.CANCELLED
     assert all(job.cancelled for job in world.store.jobs(tuning_id=tuning_id))
@@ -314,11 +314,19 @@ def test_cancelling_ends_what_waits_and_stops_what_runs(world: World) -> None:
     assert world.service.cancel(tuning_id, "ann").state is TuningState.CANCELLED  # again changes nothing
 
 
-def test_jobs_that_a_dying_canceller_left_are_ended_by_the_sweep(world: World) -> None:
-    world.join("a")
-    tuning_id = world.submit(2, budget=TWO)
-    world.join("b")
+def queued(world: World) -> str:
+    """A tuning whose job waits for two nodes, which somebody else's tuning has."""
+    world.join("a", "b")
+    world.submit(2, principal="bob", budget=TWO)
     world.deliver(most=1)
+    tuning_id = world.submit(2, budget=TWO, seed=1)
+    world.service.advance(tuning_id)
+    assert {job.state for job in world.store.jobs(tuning_id=tuning_id)} == {JobState.QUEUED}
+    return tuning_id
+
+
+def test_jobs_that_a_dying_canceller_left_are_ended_by_the_sweep(world: World) -> None:
+    tuning_id = queued(world)
     tuning = world.store.tuning(tuning_id)
     world.store.save_tuning(tuning.model_copy(update={"state": TuningState.CANCELLED}))
     world.mail.waiting.clear()
@@ -368,20 +376,18 @@ def test_a_fleets_tuning_is_not_for_one_process(world: World) -> None:
     world.join("a", "b")
     tuning_id = world.submit(2)
 
-    def no_prober(cluster: object) -> object:
+    def no_ranks() -> NoReturn:
         raise AssertionError("nothing may be measured here")
 
-    local = TuningService(world.store, no_prober)  # type: ignore[arg-type]
-    for refused in (lambda: local.run(tuning_id, print), lambda: local.cancel(tuning_id)):
+    local = LocalFleet(world.store, world.cluster, no_ranks, merge=world.merge, share_of=lambda job, node: None)
+    for refused in (lambda: local.run(tuning_id), lambda: cancel_here(world.store, tuning_id)):
         with pytest.raises(InputError, match="pool box measures for it"):
             refused()
 
 
 def test_why_a_tuning_waits_is_told_as_it_is_now(world: World) -> None:
-    world.join("a", "b")
-    tuning_id = world.submit(2, budget=TWO)
-    world.deliver(most=1)
-    assert world.service.why_waiting(tuning_id) == "needs 2 nodes of pool box: 2 free"
+    tuning_id = queued(world)
+    assert world.service.why_waiting(tuning_id) == "needs 2 nodes of pool box: 0 free; 2 busy (a, b)"
     world.service.quarantine("b", "dust")
-    text = "needs 2 nodes of pool box: 1 free; node b quarantined: dust"
+    text = "needs 2 nodes of pool box: 0 free; 1 busy (a); node b quarantined: dust"
     assert world.service.why_waiting(tuning_id) == text

@@ -13,7 +13,7 @@ from crew import wait_for
 from services import RedisServer, redis_server
 
 from autotune.fleet.service import FleetService
-from autotune.queue.app import TUNER_QUEUE, pool_queue
+from autotune.queue.app import TUNER_QUEUE, node_queue
 from autotune.queue.sending import CeleryQueue
 from autotune.settings import read_settings
 from autotune.wiring import merge_reports, open_queue
@@ -40,15 +40,15 @@ def waiting(broker: RedisServer, queue: str) -> int:
         return int(client.llen(queue))  # type: ignore[arg-type]
 
 
-def test_a_pool_without_living_nodes_is_not_asked_to_schedule_for_ever(
+def test_a_node_that_does_not_consume_is_not_sent_canaries_for_ever(
     own_broker: RedisServer, queue: CeleryQueue
 ) -> None:
-    assert [queue.schedule("box") for _ in range(20)] == [True] * 20
-    assert 1 <= waiting(own_broker, pool_queue("box")) <= 4
+    assert [queue.canary("a", "session") for _ in range(20)] == [True] * 20
+    assert 1 <= waiting(own_broker, node_queue("a")) <= 4
     with own_broker.client as client:
-        client.delete(pool_queue("box"))  # a node has come
-    assert queue.schedule("box")
-    assert waiting(own_broker, pool_queue("box")) == 1
+        client.delete(node_queue("a"))  # it has come back
+    assert queue.canary("a", "session")
+    assert waiting(own_broker, node_queue("a")) == 1
 
 
 def test_a_broker_that_did_not_answer_is_left_alone_for_a_moment(own_broker: RedisServer, queue: CeleryQueue) -> None:
@@ -57,7 +57,7 @@ def test_a_broker_that_did_not_answer_is_left_alone_for_a_moment(own_broker: Red
     assert not queue.advance("lost")
     assert queue.backlog() == 0
     own_broker.start()
-    assert [queue.advance("at once"), queue.schedule("box"), queue.answers()] == [False] * 3  # nobody was asked
+    assert [queue.advance("at once"), queue.canary("a", "session"), queue.answers()] == [False] * 3  # nobody was asked
     assert waiting(own_broker, TUNER_QUEUE) == 0
     wait_for("it is tried again", lambda: queue.advance("again"))
     assert waiting(own_broker, TUNER_QUEUE) == 1

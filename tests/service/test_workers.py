@@ -108,7 +108,7 @@ def test_nonsense_in_the_queues_harms_nobody(crew: Crew) -> None:
 
     @settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck), database=None)
     @given(
-        task=st.sampled_from([*map(str, TaskName), "celery.chord", "os.system"]),
+        task=st.sampled_from([*map(str, TaskName), "autotune.schedule", "celery.chord", "os.system"]),
         body=JSON
         | st.tuples(JSON, JSON, JSON).map(list)
         | st.tuples(st.lists(JSON, max_size=3), st.just({}), st.just({})).map(list),

@@ -83,6 +83,15 @@ def test_with_speeds_in_the_catalog_an_unknown_question_gets_an_estimate_and_its
     assert "--settle" in autotune("best", *asked, "--db", url).out
 
 
+def test_where_nothing_fits_the_nearest_misses_are_named_as_plan_names_them(autotune: Command, url: str) -> None:
+    asked = ("--model", "llama3-70b", "--cluster", "rtx-4090:1x8", "--db", url)
+    done = autotune("best", *asked, "--json")
+    assert done.status == autotune("plan", *asked).status == 3
+    assert (done.data["known"], done.data["carried"]) == (None, None)
+    assert all(miss["needs_bytes"] > miss["has_bytes"] > 0 for miss in done.data["misses"])
+    assert done.data["misses"][0]["plan"] in autotune("best", *asked).err
+
+
 def test_entries_are_listed_filtered_and_compared(autotune: Command, url: str) -> None:
     entries = autotune("known", "list", "--db", url, "--json").data["entries"]
     assert [item["tuning_id"] for item in entries] == ["second", "first"]

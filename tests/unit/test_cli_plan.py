@@ -74,8 +74,10 @@ def test_options_restrict_the_space(autotune: Command) -> None:
 
 
 def test_one_plan_is_shown_even_if_it_does_not_fit(autotune: Command) -> None:
-    answer = autotune("plan", *REQUEST, "--plan", "tp=1", "--json").data
+    done = autotune("plan", *REQUEST, "--plan", "tp=1", "--json")
+    answer = done.data
     (only,) = answer["plans"]
+    assert done.status == autotune("plan", *REQUEST, "--plan", "tp=1").status == 3
     assert (answer["legal"], answer["fitting"]) == (1, 0)
     assert only["plan"]["dp"] == 16
     assert not only["estimate"]["fits"]

@@ -8,7 +8,7 @@ from pathlib import Path
 import pandas as pd
 import pytest
 from commands import Command
-from store_records import CLUSTER, FAILURE, FINGERPRINT, MOMENT, step_reading, trial, tuning
+from store_records import CLUSTER, FAILURE, FINGERPRINT, MODEL, MOMENT, step_reading, trial, tuning
 
 from autotune.specs import ModelSpec, Plan, Tuning, TuningState
 from storage import SqlStore, open_store
@@ -210,6 +210,22 @@ def test_models_and_clusters_can_be_stored_and_listed(autotune: Command, url: st
     autotune("cluster", "add", "h100-80gb-sxm:2x8", "--name", "ours", "--db", url)
     assert "ours" in [each["name"] for each in autotune("cluster", "list", "--db", url, "--json").data["clusters"]]
     assert "ours" in autotune("cluster", "list", "--db", url).out
+
+
+def test_what_is_replaced_is_said(autotune: Command, url: str, tmp_path: Path) -> None:
+    def add(nodes: int) -> str:
+        done = autotune("cluster", "add", f"h100-80gb-sxm:{nodes}x8", "--name", "ours", "--db", url)
+        assert done.status == 0
+        return done.err
+
+    assert add(2) == add(2) == ""
+    assert add(4) == "cluster ours was stored before and is replaced (nodes changed)\n"
+    file = tmp_path / "model.yaml"
+    file.write_text(MODEL.to_yaml())
+    assert autotune("models", "import", file, "--name", "mine", "--db", url).err == ""
+    file.write_text(MODEL.model_copy(update={"layers": 3}).to_yaml())
+    done = autotune("models", "import", file, "--name", "mine", "--db", url)
+    assert done.err == "model mine was stored before and is replaced (layers changed)\n"
 
 
 def test_brackets_in_a_name_are_no_markup(autotune: Command, url: str) -> None:

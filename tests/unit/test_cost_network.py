@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
+from autotune.cost.framework import TORCH
 from autotune.cost.network import (
-    HOST_SHARE,
     INTER_LATENCY_S,
     LINK_EFFICIENCY,
     UNREAD,
@@ -222,5 +224,8 @@ def test_steps_of_a_chain_that_cross_nodes() -> None:
 
 def test_long_steps_between_nodes_delay_the_host() -> None:
     slow = fit(CollectiveOp.ALL_REDUCE, 2, 8, 3e9, crosses=True).model_copy(update={"latency_s": 0.3e-3})
-    assert Network(cluster(2, 8), profile(slow)).host_delay_s == pytest.approx(HOST_SHARE * (0.3e-3 - USUAL_STEP_S))
-    assert Network(cluster(2, 8)).host_delay_s == 0.0
+    """Where that was seen: at 1.2 host seconds for each that a step takes beyond the usual one."""
+    seen = replace(TORCH, slow_step_host=1.2)
+    assert Network(cluster(2, 8), profile(slow), seen).host_delay_s == pytest.approx(1.2 * (0.3e-3 - USUAL_STEP_S))
+    assert Network(cluster(2, 8), profile(slow)).host_delay_s == 0.0
+    assert Network(cluster(2, 8), framework=seen).host_delay_s == 0.0

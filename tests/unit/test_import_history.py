@@ -7,6 +7,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
+from store_records import FINGERPRINT, step_reading
 
 from autotune.catalog import load_model
 from autotune.catalog.gpus import cluster_from_shorthand
@@ -22,13 +23,15 @@ from autotune.specs import (
     FailureKind,
     Plan,
     Profile,
+    Trial,
+    TrialState,
     Tuning,
     TuningState,
     Workload,
 )
 from autotune.specs.imported import ImportBatch, ImportedReading, ImportedRun
 from autotune.tuning.planner import Planner
-from autotune.tuning.service import TuningService
+from autotune.tuning.request import submit, tuning_of
 from storage import SqlStore, open_store
 
 MODEL, CLUSTER = load_model("llama3.2-1b"), cluster_from_shorthand("h100-80gb-sxm:1x8")
@@ -68,7 +71,7 @@ def store(tmp_path: Path) -> Iterator[SqlStore]:
         yield opened
 
 
-def planner(store: SqlStore, history: str) -> Planner:
+def searching(store: SqlStore, history: str) -> Tuning:
     """A tuning in its search, without ranks and without a reading of its own."""
     now = datetime.now(UTC)
     tuning = Tuning(
@@ -76,13 +79,32 @@ def planner(store: SqlStore, history: str) -> Planner:
         state=TuningState.SEARCHING, created_at=now, updated_at=now,
     )  # fmt: skip
     store.create_tuning(tuning)
+    return tuning
+
+
+def planner(store: SqlStore, tuning: Tuning) -> Planner:
     made = Planner(store, tuning, "")
     made.facts(tuning)
     return made
 
 
+def measure(store: SqlStore, tuning: Tuning, speed: float) -> tuple[int, Plan]:
+    """The trial that a new planner asks for, run and stored."""
+    asked = planner(store, tuning).ask(None)
+    trial = Trial(
+        id=f"{tuning.id}-{asked.number}", tuning_id=tuning.id, number=asked.number, plan=asked.plan,
+        state=TrialState.RUNNING, started_at=datetime.now(UTC),
+    )  # fmt: skip
+    store.start_trial(trial)
+    key = store.put_fingerprint(FINGERPRINT)
+    store.finish_trial(
+        trial.id, reading=step_reading(speed), failure=None, outcome_gpu_s=1.0, setup_s=0.5, fingerprint_key=key
+    )
+    return asked.number, asked.plan
+
+
 def test_imports_teach_a_tuning_and_are_measured_first(store: SqlStore) -> None:
-    alone, taught = planner(store, ""), planner(store, "mlops")
+    alone, taught = (planner(store, searching(store, history)) for history in ("", "mlops"))
     assert taught.best is None  # nothing was measured here yet
     other = Plan(dp=8, micro_batch=2, zero_stage=1)
     expected = [made.estimate_of(other) for made in (alone, taught)]
@@ -91,19 +113,26 @@ def test_imports_teach_a_tuning_and_are_measured_first(store: SqlStore) -> None:
     assert expected[1].step_time_interval_s[0] > 1.2 * expected[0].step_time_interval_s[0]
     assert [taught.ask(None).plan for _ in range(2)] == [FAST, SLOW]
     assert store.trials("tuning-mlops") == []
-    for made in (alone, taught):
-        made.close()
+
+
+def test_what_is_measured_first_is_decided_alike_by_every_process(store: SqlStore) -> None:
+    """Plans known when the first trial began, then imported ones; what is found meanwhile comes too late."""
+    earlier = searching(store, "")
+    known = [measure(store, earlier, speed)[1] for speed in (9_000.0, 8_000.0, 7_000.0)]
+    tuning, other = searching(store, "mlops"), earlier.model_copy(update={"id": "other"})
+    store.create_tuning(other)
+    asked = [measure(store, tuning, 9_500.0)]
+    measure(store, other, 30_000.0)
+    asked += [measure(store, tuning, 9_400.0) for _ in range(4)]
+    assert asked == list(enumerate([*known, FAST, SLOW]))
+    assert measure(store, tuning, 9_300.0)[1] not in {*known, FAST, SLOW}
 
 
 def test_an_unknown_source_is_refused_before_anything_is_stored(store: SqlStore) -> None:
-    def no_prober(_cluster: ClusterSpec) -> object:
-        raise AssertionError("nothing is measured")
-
-    service = TuningService(store, no_prober)
     with pytest.raises(UnknownNameError, match=r"source.*'nobody'.*mlops"):
-        service.submit(MODEL, CLUSTER, WORKLOAD, history="nobody")
+        submit(store, tuning_of(MODEL, CLUSTER, WORKLOAD, history="nobody"))
     assert store.tunings() == []
-    assert service.submit(MODEL, CLUSTER, WORKLOAD, history="mlops").history == "mlops"
+    assert submit(store, tuning_of(MODEL, CLUSTER, WORKLOAD, history="mlops")).history == "mlops"
 
 
 def test_links_fill_gaps_and_never_take_the_place_of_own_ones() -> None:

@@ -8,7 +8,7 @@ import pytest
 from autotune.catalog import cluster_from_shorthand
 from autotune.catalog import model as preset
 from autotune.cost.estimate import EstimateTable, estimate, estimate_table
-from autotune.cost.framework import MEGATRON_DEEPSPEED, TORCH, Framework
+from autotune.cost.framework import FRAMEWORKS, MEGATRON_DEEPSPEED, TORCH, Framework, framework_of
 from autotune.cost.network import Network
 from autotune.cost.table import PlanTable
 from autotune.search.core import Measurement, Search
@@ -30,11 +30,28 @@ def spreads(table: EstimateTable, *errors: float) -> dict[str, float]:
 
 
 def test_checked_constants_hold_until_most_of_three_errors_contradict_them() -> None:
-    table = estimates(MEGATRON_DEEPSPEED)
+    table = estimates(framework_of("vtrain_single"))
     assert spreads(table) == pytest.approx(PRIOR_SD)
     assert spreads(table, 0.9, -0.1, 0.1) == pytest.approx(PRIOR_SD)  # one wild run says nothing of the rest
     assert spreads(table, 0.9, 0.8) == pytest.approx(PRIOR_SD)
     assert spreads(table, 0.9, 0.8, 0.1)["all"] == pytest.approx(UNCHECKED_SD["all"])
+
+
+@pytest.mark.parametrize("name", FRAMEWORKS)
+def test_what_was_fitted_to_one_sweep_is_not_everybodys(name: str) -> None:
+    """By its name a framework has wide priors, and no constant of a network that its user does not have."""
+    found = framework_of(name)
+    assert found.name == name
+    assert (found.sharded_penalty, found.crossing_penalty) == (1.0, 1.0)
+    assert (found.node_step_s, found.rank_step_s, found.slow_step_host) == (0.0, 0.0, 0.0)
+    assert spreads(estimates(found, nodes=1)) == pytest.approx(UNCHECKED_SD)
+
+
+def test_a_sweep_keeps_what_was_fitted_to_it() -> None:
+    sweep, multi = framework_of("hf_ultrascale"), framework_of("vtrain_multi")
+    assert (sweep.name, sweep.sharded_penalty, sweep.checked) == ("nanotron", 1.8, True)
+    assert (multi.name, multi.crossing_penalty, multi.checked) == ("megatron-deepspeed", 2.8, True)
+    assert not framework_of("bigscience_a100").checked  # the same framework on another cluster
 
 
 def test_a_network_that_was_never_read_may_be_several_times_slower() -> None:
@@ -50,7 +67,7 @@ def test_a_network_that_was_never_read_may_be_several_times_slower() -> None:
 
 def test_a_checked_framework_learns_that_it_is_twice_as_slow_here() -> None:
     cluster = cluster_from_shorthand("a100-80gb-sxm:2x8")
-    search = Search(MODEL, cluster, WORK, plans=PLANS, framework=MEGATRON_DEEPSPEED)
+    search = Search(MODEL, cluster, WORK, plans=PLANS, framework=framework_of("vtrain_single"))
     before = np.exp(search.posterior().log_mean)
     for plan in PLANS[:4]:
         row = search.table.find(plan)

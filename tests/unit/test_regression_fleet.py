@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
-from itertools import pairwise
+from itertools import cycle, pairwise
 from pathlib import Path
 
 import pytest
@@ -17,6 +17,8 @@ from autotune.regression.protocol import order_of
 from autotune.regression.selection import on_turn
 from autotune.specs import (
     BestEntry,
+    CollectiveOp,
+    CollectiveRequest,
     FailureKind,
     Job,
     JobPurpose,
@@ -103,6 +105,25 @@ def entry(store: SqlStore, global_batch: int = 8) -> BestEntry:
         fingerprint_key=node.fingerprint_key, environment_key=node.environment_key,
         measured_at=datetime(2026, 5, 4, tzinfo=UTC),
     )  # fmt: skip
+
+
+def keep_busy(world: NightWorld, *names: str) -> Job:
+    """Somebody else's job on those nodes."""
+    node = world.store.node(names[0])
+    job = Job(
+        id="somebody-else's", purpose=JobPurpose.PROFILE, pool=node.pool,
+        cluster=CLUSTER.model_copy(update={"nodes": len(names)}), environment_key=node.environment_key,
+        request=CollectiveRequest(op=CollectiveOp.ALL_REDUCE, group_size=2, sizes_bytes=(1024,)), deadline_s=60.0,
+        created_at=world.store.now(),
+    )  # fmt: skip
+    world.store.create_job(job)
+    granted = world.store.grant(job.id, names, lease_s=60.0, world_id=job.id, warm=False)
+    assert granted is not None
+    return granted
+
+
+def check_jobs(world: NightWorld) -> list[Job]:
+    return [job for job in world.store.jobs() if job.purpose is JobPurpose.REGRESSION]
 
 
 def verdict(check: Check) -> VerdictKind:
@@ -200,10 +221,11 @@ def test_checks_that_have_room_measure_side_by_side(world: NightWorld) -> None:
     world.store.put_best(entry(world.store, global_batch=16))  # type: ignore[arg-type]
     world.start()
     world.advance()
-    assert len(world.store.jobs(states={JobState.QUEUED})) == 2
+    assert len(world.store.jobs(states={JobState.GRANTED})) == 2
 
 
 def test_a_check_of_an_environment_that_is_gone_ends_and_the_next_night_is_of_the_new_one(world: NightWorld) -> None:
+    other = keep_busy(world, "b", "c")
     world.start()
     world.advance()  # its first job waits
     for name in ("a", "b"):
@@ -211,7 +233,8 @@ def test_a_check_of_an_environment_that_is_gone_ends_and_the_next_night_is_of_th
         world.store.register_node(node_of(world.store, name, torch="2.14.0", session="s2"))
     (ended,) = world.advance()
     assert ended.state is CheckState.ABANDONED
-    assert [(job.state, job.failure) for job in world.store.jobs()] == [(JobState.ENDED, FailureKind.CANCELLED)]
+    assert [(job.state, job.failure) for job in check_jobs(world)] == [(JobState.ENDED, FailureKind.CANCELLED)]
+    world.play("c", other.id, other.token)
     assert verdict(world.night()) is VerdictKind.BASELINE  # of the new environment, on the nodes that have it
 
 
@@ -222,6 +245,7 @@ def test_a_check_whose_nodes_stay_away_ends_though_it_is_not_its_turn(
     world.start()
     world.advance()
     world.settle()
+    keep_busy(world, "a", "b")
     world.advance()  # its second job waits
     for name in ("a", "b"):
         world.store.set_node_state(name, NodeState.QUARANTINED, "away")
@@ -229,7 +253,7 @@ def test_a_check_whose_nodes_stay_away_ends_though_it_is_not_its_turn(
     monkeypatch.setattr("autotune.regression.protocol.MAX_PAUSE", timedelta(seconds=-1))
     (ended,) = world.advance()
     assert ended.state is CheckState.ABANDONED
-    assert [job.failure for job in world.store.jobs() if job.state is JobState.ENDED][-1] is FailureKind.CANCELLED
+    assert [job.failure for job in check_jobs(world)] == [None, FailureKind.CANCELLED]
 
 
 def test_what_was_measured_after_too_long_a_pause_is_not_a_part_of_the_check(
@@ -276,8 +300,10 @@ def test_only_nodes_of_its_environment_make_it_a_checks_turn() -> None:
     assert on_turn(running, lambda each: nodes[each.id], {}) == []
 
 
-def test_what_is_not_sent_is_found_by_the_sweep(world: NightWorld) -> None:
-    world.mail.loses = lambda kind: kind == "schedule"
+def test_what_is_not_sent_is_found_by_the_sweep(world: NightWorld, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("autotune.fleet.sweeping.UNSENT_AFTER_S", -1.0)
+    turns = cycle([True, False])
+    world.mail.loses = lambda kind: kind == "run" and next(turns)
     assert verdict(world.night()) is VerdictKind.BASELINE
 
 

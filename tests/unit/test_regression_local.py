@@ -12,11 +12,11 @@ from commands import Command
 from regression_nights import CLUSTER, FINGERPRINT, MODEL, WORKLOAD, Nights, entry_of
 
 from autotune.errors import StoreConflictError
+from autotune.fleet.advance import process_owner
 from autotune.regression.local import LocalRegression
 from autotune.regression.protocol import order_of
 from autotune.specs import Plan, RunnerUp
 from autotune.specs.regression import AlertChannel, AlertEvent, CauseKind, Check, CheckState, VerdictKind, series_of
-from autotune.tuning.ownership import process_owner
 from storage import SqlStore, open_store
 
 BOTH = (AlertChannel.WEBHOOK, AlertChannel.EMAIL)
@@ -53,7 +53,7 @@ def test_a_check_ends_with_its_verdict_and_the_entry_shows_the_newest_measuremen
     assert renewed.repeats == 5
     nights.entry = renewed
     assert verdict(nights.check()) is VerdictKind.UNCHANGED
-    assert nights.prober.closed == 3
+    assert nights.ranks.closed == 3
 
 
 def test_a_loss_opens_an_incident_that_recovers(store: SqlStore) -> None:
@@ -77,12 +77,12 @@ def test_a_loss_opens_an_incident_that_recovers(store: SqlStore) -> None:
 
 def test_an_interrupted_check_is_gone_on_with(store: SqlStore) -> None:
     nights = Nights(store)
-    nights.prober.dies_after = 9
+    nights.ranks.dies_after = 9
     with pytest.raises(KeyboardInterrupt):
         nights.night()
     (left,) = store.checks(state=CheckState.RUNNING)
     assert len(store.measurements(left.id)) == 9
-    nights.prober.dies_after = None
+    nights.ranks.dies_after = None
     check = nights.check()
     assert check.id == left.id
     assert [item.number for item in store.measurements(check.id)] == list(range(4 * len(order_of(nights.entry))))
@@ -114,8 +114,8 @@ def test_what_another_living_process_checks_is_left_to_it(store: SqlStore) -> No
 def test_a_night_ends_with_its_budget(store: SqlStore) -> None:
     nights = Nights(store)
     second = store.put_best(entry_of(workload=WORKLOAD.model_copy(update={"seq_len": 64})))
-    nights.prober.machine.visit()
-    regression = LocalRegression(store, lambda cluster: nights.prober)
+    nights.ranks.machine.visit()
+    regression = LocalRegression(store, nights.fleet)
     night = regression.run([nights.entry, second], budget_gpu_s=10.0, retune=False)
     assert [check.entry_id for check in night.checks] == [nights.entry.id]
     assert night.checks[0].result is not None

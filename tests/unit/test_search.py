@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from datetime import UTC, datetime
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -18,8 +17,19 @@ from autotune.search.core import Search
 from autotune.search.posterior import Posterior
 from autotune.search.residual import Learning
 from autotune.search.sampler import alternative, distributions
-from autotune.search.study import PlanStudy
-from autotune.specs import Budget, Failure, FailureKind, Plan, SamplerName, StepReading, Trial, TrialState, Workload
+from autotune.search.study import Asked, PlanStudy
+from autotune.specs import (
+    Budget,
+    Failure,
+    FailureKind,
+    Plan,
+    Recompute,
+    SamplerName,
+    StepReading,
+    Trial,
+    TrialState,
+    Workload,
+)
 
 MODEL = preset("gpt3-1.3b")
 CLUSTER = cluster_from_shorthand("a100-80gb-sxm:1x8")
@@ -181,61 +191,92 @@ def test_a_small_expected_gain_ends_the_search_after_enough_trials() -> None:
     assert "expected to gain" in search.verdict(Budget(min_gain=0.05)).reason
 
 
-def test_a_study_is_resumed_from_the_store_with_what_it_missed(tmp_path: Path) -> None:
-    """The process died between storing a trial and telling the study, and with another trial running."""
-    url = f"sqlite:///{tmp_path / 'study.db'}"
-    study = PlanStudy(Search(MODEL, CLUSTER, WORKLOAD), name="t", url=url)
-    study.enqueue([Plan(tp=2, dp=4)])
-    told, untold, running = study.ask(), study.ask(), study.ask()
+def test_a_study_follows_from_the_stored_trials_alone() -> None:
+    """The process died after asking for three: one is stored as measured, one as running, one not at all."""
+    study = PlanStudy(Search(MODEL, CLUSTER, WORKLOAD), first=[Plan(tp=2, dp=4)])
+    told, running, lost = study.ask(), study.ask(), study.ask()
+    assert [each.number for each in (told, running, lost)] == [0, 1, 2]
     assert told.plan == Plan(tp=2, dp=4)
-    study.tell(told.number, told.plan, reading(told.plan, 10.0), gpu_s=1.0)
     search = Search(MODEL, CLUSTER, WORKLOAD)
-    again = PlanStudy(search, name="t", url=url)
-    again.resume([stored(told.number, told.plan, 10.0), stored(untold.number, untold.plan, 20.0)])
+    again = PlanStudy(search, first=[Plan(tp=2, dp=4)])
+    trials = [stored(told.number, told.plan, 10.0), stored(running.number, running.plan, None)]
+    for _ in range(2):  # again changes nothing
+        again.resume(trials)
     assert search.best is not None
-    assert (search.best.plan, search.trials) == (untold.plan, 2)
-    row = search.table.find(running.plan)
-    assert not search.posterior().barred[row]  # it was never measured, so it may be asked again
-    assert again.ask().number == 3
+    assert (search.best.plan, search.trials) == (told.plan, 1)
+    barred = search.posterior().barred
+    assert barred[search.table.find(running.plan)]  # in flight
+    assert not barred[search.table.find(lost.plan)]  # never measured
+    assert again.ask().number == 2  # no trial has that number
+    again.resume([trials[0], stored(running.number, running.plan, 20.0), stored(7, Plan(dp=8), 5.0)])
+    assert (search.best.plan, search.trials) == (running.plan, 3)
+    assert again.ask().number == 8
 
 
-@pytest.mark.parametrize("name", [SamplerName.TPE, SamplerName.GRID])
-def test_a_study_takes_its_plans_from_an_alternative_and_resumes_with_it(tmp_path: Path, name: SamplerName) -> None:
-    """Legal plans only, each once, across a crash; the search learns too; a repeat disturbs nothing."""
-    plans = [Plan(dp=8, micro_batch=2**i, zero_stage=zero) for i in range(3) for zero in (0, 1)]
+def test_the_first_plans_come_first_and_once_whatever_process_asks() -> None:
+    first = [Plan(tp=4, dp=2), Plan(tp=2, dp=4), Plan(dp=8)]
+    trials: list[Trial] = []
+
+    def ask() -> Asked:
+        study = PlanStudy(Search(MODEL, CLUSTER, WORKLOAD), first=[first[0], *first])
+        study.resume(trials)
+        return study.ask()
+
+    for number, plan in enumerate(first):
+        assert ask() == Asked(number=number, plan=plan)
+        trials.append(stored(number, plan, 10.0 + number))
+    other = ask().plan
+    assert other not in first
+    # A plan that the search chose was measured before all of them were: the list has grown since then.
+    trials = [stored(0, first[0], 10.0), stored(1, other, 11.0)]
+    assert ask().plan not in first[:1]
+    unlisted = PlanStudy(Search(MODEL, CLUSTER, WORKLOAD))
+    unlisted.resume(trials)
+    assert ask() == unlisted.ask()
+
+
+@pytest.mark.parametrize("name", [SamplerName.TPE, SamplerName.RANDOM, SamplerName.GRID])
+def test_an_alternative_asks_the_same_whether_or_not_its_process_lives(name: SamplerName) -> None:
+    """Legal plans only, each once; two are in flight at any time; the search learns too; a repeat disturbs nothing."""
+    plans = [
+        Plan(dp=8, micro_batch=2**i, zero_stage=zero, recompute=recompute)
+        for i in range(4) for zero in (0, 1, 2) for recompute in (Recompute.NONE, Recompute.FULL)
+    ]  # fmt: skip
 
     def study() -> tuple[Search, PlanStudy]:
         search = Search(MODEL, CLUSTER, WORKLOAD, plans=plans)
-        other = alternative(name, plans, seed=1)
-        return search, PlanStudy(search, name="t", url=f"sqlite:///{tmp_path / 'study.db'}", alternative=other)
+        return search, PlanStudy(search, alternative=alternative(name, plans, seed=1))
 
-    _, before = study()
-    trials = []
-    for i in range(3):
-        asked = before.ask()
-        before.tell(asked.number, asked.plan, reading(asked.plan, 10.0 + i), gpu_s=1.0)
-        trials.append(stored(asked.number, asked.plan, 10.0 + i))
-    search, after = study()
-    after.resume(trials)
-    again = after.repeat(trials[0].plan)
-    assert again.plan == trials[0].plan
-    after.tell(again.number, again.plan, reading(again.plan, 10.0), gpu_s=1.0)
-    rest = []
-    for _ in range(3):
-        asked = after.ask()
-        after.tell(asked.number, asked.plan, reading(asked.plan, 5.0), gpu_s=1.0)
-        rest.append(asked.plan)
-    assert {trial.plan for trial in trials} | set(rest) == set(plans)
-    assert search.trials == 7
-    assert search.verdict(Budget()).reason == "every legal plan was tried"
-    if name is SamplerName.GRID:
-        assert [(plan.micro_batch, plan.zero_stage) for plan in rest] == [(2, 1), (4, 0), (4, 1)]
+    def asked(*, lives: bool) -> list[Plan]:
+        search, going = study()
+        trials: list[Trial] = []
+        for number in range(len(plans)):
+            if not lives:
+                search, going = study()
+            going.resume(trials)
+            asked = going.ask()
+            assert asked.number == number
+            trials.append(stored(number, asked.plan, None))
+            if number:
+                before = trials[number - 1].plan
+                trials[number - 1] = stored(number - 1, before, 10.0 * before.micro_batch - before.zero_stage)
+        going.resume([*trials[:-1], stored(number, asked.plan, 1.0)])
+        assert search.verdict(Budget()).reason == "every legal plan was tried"
+        again = going.repeat(plans[0])
+        assert (again.plan, again.number, search.trials) == (plans[0], len(plans), len(plans))
+        return [trial.plan for trial in trials]
+
+    uninterrupted = asked(lives=True)
+    assert sorted(uninterrupted, key=plans.index) == plans
+    assert asked(lives=False) == uninterrupted
 
 
-def stored(number: int, plan: Plan, tokens: float) -> Trial:
+def stored(number: int, plan: Plan, tokens: float | None) -> Trial:
+    """A trial as stored: complete, or running without a speed."""
     return Trial(
-        id=str(number), tuning_id="t", number=number, plan=plan, state=TrialState.COMPLETE,
-        reading=reading(plan, tokens), started_at=datetime.now(UTC),
+        id=str(number), tuning_id="t", number=number, plan=plan,
+        state=TrialState.RUNNING if tokens is None else TrialState.COMPLETE,
+        reading=None if tokens is None else reading(plan, tokens), started_at=datetime.now(UTC),
     )  # fmt: skip
 
 

@@ -7,8 +7,8 @@ from datetime import UTC, datetime, timedelta
 from api_server import ON_BOTH, Api, StartApi, assert_problem
 from fastapi.routing import APIRoute
 
+from autotune.api.access import ROLES
 from autotune.api.application import create_app
-from autotune.api.roles import ROLES
 from autotune.fleet.keys import create_key, hash_of
 from autotune.specs import ApiKey, Role
 

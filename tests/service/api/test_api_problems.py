@@ -31,6 +31,14 @@ def test_a_method_that_is_not_understood_says_which_are(api: Api) -> None:
     assert api.request("DELETE", "/models/a/b").headers["allow"] == "GET"
 
 
+def test_head_is_get_without_the_body(api: Api) -> None:
+    for path, status in (("/nodes", 200), ("/openapi.json", 200), ("/tunings/beef", 404)):
+        asked, told = api.request("GET", path), api.request("HEAD", path)
+        assert (told.status_code, told.content, asked.status_code) == (status, b"", status)
+        assert told.headers["content-length"] == asked.headers["content-length"] == str(len(asked.content))
+    assert_problem(api.request("PATCH", "/nodes"), 405, "method-not-allowed")
+
+
 def test_a_body_that_is_no_json(api: Api) -> None:
     for content in (b"{", b"\xff", b'{"model":NaN}x', b"[" * 50_000):
         assert_problem(api.request("POST", "/tunings", content=content, headers=JSON), 400, "malformed")

@@ -36,7 +36,7 @@ from store_records import (
 
 from autotune.api.access import is_loopback
 from autotune.api.application import create_app
-from autotune.api.measurement_answers import (
+from autotune.api.known_answers import (
     CollectiveMeasurement,
     LayerMeasurement,
     MeasurementPage,
@@ -141,6 +141,7 @@ def test_what_is_this_machine(host: str, is_ours: bool) -> None:
 
 @ON_BOTH
 def test_keys_are_made_listed_and_revoked(url: str, autotune: Command) -> None:
+    autotune("db", "migrate", "--db", url)
     made = autotune("keys", "create", "ann", "--db", url, "--json").data
     assert made["key"]["role"] == "submit"
     printed = autotune("keys", "create", "bob", "--role", "admin", "--expires-days", "1", "--db", url).out
@@ -153,7 +154,16 @@ def test_keys_are_made_listed_and_revoked(url: str, autotune: Command) -> None:
     assert [(key["name"], key["revoked_at"] is None) for key in keys] == [("ann", False), ("bob", True)]
 
 
+def test_a_key_makes_no_database(autotune: Command, tmp_path: Path) -> None:
+    for arguments in (("create", "ann"), ("revoke", "nobody")):
+        done = autotune("keys", *arguments, "--db", f"sqlite:///{tmp_path / 'none.db'}")
+        assert done.status == 5
+        assert "autotune db migrate" in done.err
+    assert not (tmp_path / "none.db").exists()
+
+
 def test_keys_that_cannot_be_made(url: str, autotune: Command) -> None:
+    autotune("db", "migrate", "--db", url)
     autotune("keys", "create", "ann", "--db", url)
     for arguments, status, words in (
         (("create", "bob", "--role", "owner"), 2, ("role", "owner", "read, submit, admin")),

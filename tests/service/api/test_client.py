@@ -7,6 +7,7 @@ import threading
 from collections.abc import Iterator, Sequence
 from contextlib import closing, contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
 
 import pytest
 from api_server import Api
@@ -285,6 +286,52 @@ def test_what_is_known_is_asked_of_the_server(there: Command, store: SqlStore) -
     assert "Nothing is known of exactly" in near.out
     assert "16 sequences a step instead of 32" in near.out
     assert there("best", "--tuning", "tuning-1", "--for", "megatron").out.count("--tensor-model-parallel-size") == 1
+
+
+def test_a_server_and_its_database_say_the_same(there: Command, autotune: Command, store: SqlStore, url: str) -> None:
+    ended(store)
+    remember(store, store.tuning("tuning-1"))
+    stored = store.tuning("tuning-1")
+    store.put_model(stored.model.model_copy(update={"name": "mine"}))
+    question = ("--model", "mine", "--cluster", "pair", "--dtype", "bf16", "--seq-len", 128, "--global-batch")
+    for asked in (
+        ("show", "tuning-1"),
+        ("history",),
+        ("best",),
+        ("best", "--tuning", "tuning-1", "--for", "megatron"),
+        ("best", *question, 16, "--for", "megatron"),
+        ("best", *question, 32),
+        ("known", "list", "--model", stored.model.name),
+        ("known", "list", "--before", 1),
+        ("models", "list"),
+        ("cluster", "list"),
+    ):
+        here, theirs = autotune(*asked, "--db", url), there(*asked)
+        assert (here.status, here.out) == (theirs.status, theirs.out)
+        assert autotune(*asked, "--db", url, "--json").data == there(*asked, "--json").data
+    asked = ("plan", "--model", "llama3.1-8b", "--cluster", "h100-80gb-sxm:1x8", "--tp", "1,2", "--recompute", "full")
+    here, theirs = autotune(*asked, "--db", url, "--json").data, there(*asked, "--json").data
+    measured = {"seconds": 0.0, "estimates_per_s": 0.0}
+    assert here | measured == theirs | measured
+    refused = ("plan", "--model", "gpt3-175b", "--cluster", "a100-40gb-sxm:1x8", "--json")
+    here, theirs = autotune(*refused, "--db", url), there(*refused)
+    assert (here.status, here.data) == (theirs.status, theirs.data)
+    assert here.status == 3
+
+
+def test_a_named_database_is_asked_rather_than_the_settings_server(
+    api: Api, autotune: Command, store: SqlStore, url: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    ended(store)
+    assert autotune("db", "migrate", "--db", f"sqlite:///{tmp_path / 'other.db'}").status == 0
+    monkeypatch.setenv("AUTOTUNE_SERVER", api.url)
+    monkeypatch.setenv("AUTOTUNE_API_KEY", api.secret(Role.READ))
+    assert len(autotune("history", "--json").data["tunings"]) == 1
+    assert autotune("history", "--json", "--db", f"sqlite:///{tmp_path / 'other.db'}").data == {"tunings": []}
+    refused = autotune("--server", api.url, "history", "--db", url)
+    assert refused.status == 2
+    assert "--db" in refused.err
+    assert autotune("known", "compare", 1, 2).status == 2
 
 
 def test_a_refused_key_is_not_tried_again(api: Api, store: SqlStore) -> None:

@@ -1,37 +1,68 @@
-"""A node's side of its tasks: it runs its share of jobs on warm ranks, under a lease, and tells what came of it."""
+"""A node's side of its jobs: it runs its share of each on its ranks, under a lease, and tells what came of it.
+
+A worker (workers.roles) and a machine that is a fleet of one (fleet.local) act by it alike.
+"""
 
 from __future__ import annotations
 
 import logging
 import threading
 import time
-from typing import TYPE_CHECKING
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, Protocol
 
 from autotune.errors import AutotuneError, StoreError
-from autotune.specs import FailureKind, Job, JobState, MemberOrder, MemberReport, ProbeProgress
-from autotune.wiring import share_of
+from autotune.specs import FailureKind, Job, JobState, MemberOrder, MemberReport, ProbeProgress, ProbeRequest
 
 if TYPE_CHECKING:
     from types import TracebackType
 
+    from autotune.fleet.service import FleetService
     from autotune.ports.fleet import FleetStore
     from autotune.settings import FleetTimes
-    from workers.handlers import Fleet, Ranks
-    from workers.watchdog import Heartbeat
-
-
-# ----------------------------------------------------------------------------------------------------
-# Renewal: keeps a member's lease while its ranks work, and brings the order to stop.
-#
-# It has a thread of its own, so that a database that is away or slow never holds up what is being measured: the probe
-# goes on under the last order, and the lease is renewed when the database answers again, if nobody has taken it.
 
 log = logging.getLogger("autotune.node")
+
 _STOPPED = MemberOrder(go_on=False, failure=FailureKind.LOST, reason="the node's worker was shut down")
 
 
+class Heartbeat(Protocol):
+    """What tells others that this node works, and it that it is to end."""
+
+    def renew(self) -> None:
+        """A task was consumed, or a probe goes on."""
+
+    @property
+    def stopping(self) -> bool:
+        """Whether the node's process shuts down."""
+
+    def evict(self) -> None:
+        """Another process has taken this one's name."""
+
+
+class Ranks(Protocol):
+    """The ranks of this node."""
+
+    def run(
+        self,
+        share: Any,
+        request: ProbeRequest,
+        *,
+        deadline_s: float,
+        publish: Callable[[str], object],
+        order: Callable[..., MemberOrder],
+    ) -> MemberReport:
+        """Runs this node's share of a job."""
+
+    def close(self) -> None:
+        """Ends the ranks."""
+
+
 class Renewal:
-    """Renews one member of one job until it is closed.
+    """Renews the lease of one member of one job until it is closed, and brings the order to stop.
+
+    It has a thread of its own, so that a database that is away or slow never holds up what is being measured: the probe
+    goes on under the last order, and the lease is renewed when the database answers again, if nobody has taken it.
 
     Args:
         store: where the lease is.
@@ -93,7 +124,8 @@ class Renewal:
                 endpoint=endpoint,
             )
         except AutotuneError as error:
-            self._note(away=True, reason=str(error))
+            if not self._closed.is_set():
+                self._note(away=True, reason=str(error))
             return
         self._note(away=False, reason="")
         self._forget(progress, endpoint)
@@ -124,14 +156,15 @@ _ABANDONED = MemberReport(failure=FailureKind.LOST, message="the process that ra
 
 
 class NodeHandlers:
-    """What the tasks of a node do. Lives in the child process that runs them, with the node's ranks.
+    """What a node does when it is told. Lives in the process that runs its ranks.
 
     Args:
         name: the node's.
         session: of this worker.
         store: where jobs and leases are.
-        fleet: ends jobs and grants them.
+        fleet: ends jobs.
         ranks: of this node.
+        share_of: the part of a job's world that a node contributes, as its ranks take it.
         heartbeat: beaten while a job goes on.
         times: of leases.
     """
@@ -142,23 +175,21 @@ class NodeHandlers:
         name: str,
         session: str,
         store: FleetStore,
-        fleet: Fleet,
+        fleet: FleetService,
         ranks: Ranks,
+        share_of: Callable[[Job, str], Any],
         heartbeat: Heartbeat,
         times: FleetTimes,
     ) -> None:
         self._name, self._session, self._times = name, session, times
-        self._store, self._fleet, self._ranks, self._heartbeat = store, fleet, ranks, heartbeat
+        self._store, self._fleet, self._ranks, self._share_of = store, fleet, ranks, share_of
+        self._heartbeat = heartbeat
 
     def canary(self, session: str) -> None:
-        """Proves that this worker consumes: renews the node's heartbeat, or learns that another worker is the node."""
+        """Proves that this worker consumes: renews the node's heartbeat, or finds that another worker has its name."""
         if session == self._session and not self._store.renew_node(self._name, self._session):
             log.error("node %s belongs to another worker now: this one ends", self._name)
             self._heartbeat.evict()
-
-    def schedule(self, pool: str) -> None:
-        """Grants what waits in a pool."""
-        self._fleet.schedule(pool)
 
     def run(self, job_id: str, token: int) -> None:
         """Runs this node's share of a job, unless the delivery is late, doubled or for an older session."""
@@ -198,7 +229,7 @@ class NodeHandlers:
         )
         with renewal:
             report = self._ranks.run(
-                share_of(job, self._name),
+                self._share_of(job, self._name),
                 job.request,
                 deadline_s=job.deadline_s,
                 publish=renewal.publish,
