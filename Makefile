@@ -1,6 +1,7 @@
-# make tune   set up and tune the smallest model on this machine
-# make box    bring up a cluster in a box (two nodes in network namespaces), tune in it, remove it; KEEP=1 keeps it up
-# make test   set up, test services included, and run every test
+# make tune       set up and tune the smallest model on this machine
+# make box        bring up a cluster in a box (two nodes in network namespaces), tune in it, remove it; KEEP=1 keeps it up
+# make test       set up, test services included, and run the tests that a change needs
+# make test-all   the same with every test, those marked slow included
 #
 # Variables: PYTHON (an interpreter, 3.11 or newer), TORCH_INDEX_URL (a package index to take torch from, for
 # example one of CPU wheels), ARGS (passed on to autotune or pytest).
@@ -9,7 +10,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.setup-done
 
-.PHONY: setup services tune box box-down test lint check clean
+.PHONY: setup services tune box box-down test test-all lint check clean
 
 setup: $(STAMP)
 
@@ -33,6 +34,9 @@ box-down: setup
 	$(AS_ROOT) $(BIN)/python -m deploy.box down $(ARGS)
 
 test: setup services
+	$(BIN)/python -m pytest -m "not slow" $(ARGS)
+
+test-all: setup services
 	$(BIN)/python -m pytest $(ARGS)
 
 lint: setup

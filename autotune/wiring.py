@@ -5,20 +5,19 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from autotune.errors import InputError, StoreError
-from autotune.settings import Settings, database_file, read_settings
+from autotune.settings import FleetTimes, Settings, database_file, read_settings
 
 ELSEWHERE = "`autotune plan` ranks plans without any hardware"
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection
-
     from autotune.fleet.finishing import Ending
     from autotune.fleet.local import LocalFleet, OnProgress
     from autotune.fleet.node import Heartbeat, NodeHandlers
     from autotune.fleet.service import FleetService
+    from autotune.ports.fleet import Queue
     from autotune.ports.store import Prober
     from autotune.queue.sending import CeleryQueue
-    from autotune.regression.selection import Selection
+    from autotune.regression.fleet import FleetRegression
     from autotune.specs import ClusterSpec, Job, Node
     from probes.inventory import NodeInventory
     from probes.launch import WorldShare
@@ -102,11 +101,19 @@ def open_queue(settings: Settings) -> CeleryQueue:
     return CeleryQueue(create_app(settings))
 
 
-def open_fleet(settings: Settings, store: SqlStore) -> FleetService:
-    """The service of a fleet over a store and the settings' broker. Close it; the store stays open."""
+def open_fleet(store: SqlStore, queue: Queue, times: FleetTimes = FleetTimes()) -> FleetService:
+    """The service of a fleet over a store and what carries ids to its workers. Closing it closes the queue alone."""
     from autotune.fleet.service import FleetService
 
-    return FleetService(store, open_queue(settings), merge_reports, settings.times)
+    return FleetService(store, queue, merge_reports, times)
+
+
+def open_regression(settings: Settings, store: SqlStore, queue: Queue, fleet: FleetService) -> FleetRegression:
+    """What a fleet's tuners do for its checks. Raises InputError where alerts are set up half or wrongly."""
+    from autotune.regression.alerts import senders_of
+    from autotune.regression.fleet import FleetRegression
+
+    return FleetRegression(store, queue, merge_reports, fleet, senders_of(settings))
 
 
 def merge_reports(job: Job) -> Ending:
@@ -120,49 +127,6 @@ def merge_reports(job: Job) -> Ending:
     return Ending(outcome=outcome, blamed=blamed_node(job.members))
 
 
-def begin_regression(
-    settings: Settings, store: SqlStore, *, budget_gpu_s: float | None, pools: Collection[str] | None = None
-) -> Selection:
-    """Begins a fleet's checks of this night; see autotune.regression.fleet.start_regression."""
-    from contextlib import closing
-
-    from autotune.regression.fleet import start_regression
-
-    with closing(open_queue(settings)) as queue:
-        return start_regression(store, queue, budget_gpu_s=budget_gpu_s, pools=pools)
-
-
-def regression_sweep(settings: Settings, store: SqlStore, fleet: FleetService) -> Callable[[], None]:
-    """What moves a fleet's checks on and sends alerts: to be called at every sweep.
-
-    Raises:
-        InputError: alerts are set up half or wrongly.
-    """
-    from autotune.regression.alerts import deliver, senders_of
-    from autotune.regression.fleet import advance_regression
-
-    queue, senders = open_queue(settings), senders_of(settings)
-
-    def sweep() -> None:
-        advance_regression(store, queue, merge_reports, service=fleet, channels=tuple(senders))
-        deliver(store, senders)
-
-    return sweep
-
-
-def regression_step(settings: Settings, store: SqlStore, fleet: FleetService) -> Callable[[str], None]:
-    """What moves the check on that a job measured for: to be called when that has ended. Raises as the sweep does."""
-    from autotune.regression.alerts import senders_of
-    from autotune.regression.fleet import advance_after
-
-    queue, channels = open_queue(settings), tuple(senders_of(settings))
-
-    def step(job_id: str) -> None:
-        advance_after(store, queue, merge_reports, job_id, service=fleet, channels=channels)
-
-    return step
-
-
 def open_node(settings: Settings, node: Node, interface: str, heartbeat: Heartbeat) -> NodeHandlers:
     """What a worker does as that node; none of its ranks is started yet. Close it."""
     from autotune.fleet.node import NodeHandlers
@@ -173,7 +137,7 @@ def open_node(settings: Settings, node: Node, interface: str, heartbeat: Heartbe
         name=node.name,
         session=node.session,
         store=store,
-        fleet=open_fleet(settings, store),
+        fleet=open_fleet(store, open_queue(settings)),
         ranks=NodeRanks(log_root=settings.log_dir, address=node.address, interface=interface),
         share_of=share_of,
         heartbeat=heartbeat,

@@ -30,7 +30,7 @@ from private_fleet import private_fleet  # noqa: E402
 from autotune.catalog import smallest  # noqa: E402
 from autotune.fleet.service import submission_of  # noqa: E402
 from autotune.specs import Budget, ClusterSpec, Job, JobPurpose, StepRequest, Workload  # noqa: E402
-from autotune.wiring import merge_reports, open_fleet  # noqa: E402
+from autotune.wiring import merge_reports, open_fleet, open_queue  # noqa: E402
 from probes.launch import LocalProber  # noqa: E402
 
 TRIALS, COLD_TRIALS = 16, 6
@@ -57,7 +57,7 @@ class Phases:
 
 def tuned(crew: Crew) -> Sequence[Job]:
     """The trials' jobs of a tuning that went well, in order."""
-    fleet = open_fleet(crew.settings, crew.store)
+    fleet = open_fleet(crew.store, open_queue(crew.settings))
     submission = submission_of(
         smallest(), pool_cluster(2), Workload(seq_len=64, global_batch=16), budget=Budget(max_trials=TRIALS),
         principal="ada",

@@ -9,11 +9,13 @@ from typing import TYPE_CHECKING, Any
 
 from autotune.errors import AutotuneError, InputError
 from autotune.queue.app import VISIBILITY_TIMEOUT_S, TaskName, read_payload
+from autotune.specs.regression import CHECK_JOB
 
 if TYPE_CHECKING:
     from celery import Celery
 
     from autotune.fleet.service import FleetService
+    from autotune.regression.fleet import FleetRegression
 
 log = logging.getLogger("autotune.tasks")
 Action = Callable[..., None]
@@ -60,35 +62,30 @@ class TunerHandlers:
 
     Args:
         fleet: the service.
+        regression: the checks of best-known plans.
         sweep_every_s: how often sweeps are asked for.
-        check_on: moves the checks of best-known plans on, and sends alerts; called with every sweep.
-        go_on: moves on the check that a job measured for.
-        begin_checks: begins a night's checks within a budget of GPU-seconds.
     """
 
-    def __init__(
-        self,
-        fleet: FleetService,
-        *,
-        sweep_every_s: float,
-        check_on: Callable[[], object],
-        go_on: Callable[[str], object],
-        begin_checks: Callable[[float | None], object],
-    ) -> None:
-        self._fleet, self._check_on, self._go_on, self._begin_checks = fleet, check_on, go_on, begin_checks
+    def __init__(self, fleet: FleetService, regression: FleetRegression, *, sweep_every_s: float) -> None:
+        self._fleet, self._regression = fleet, regression
         self._sweep_apart_s = _SWEEPS_APART * sweep_every_s
         self._swept_at_s: float | None = None
 
     def canary(self, _: str) -> None:
         """Nothing but the heartbeat of having been consumed."""
 
-    def advance(self, *tuning_ids: str) -> None:
-        """Takes the next steps of a tuning. Several go a message each, so that all tuners share them."""
-        if len(tuning_ids) == 1:
-            self._fleet.advance(tuning_ids[0])
-            return
-        for each in tuning_ids:
-            self._fleet.begin(each)
+    def advance(self, *ids: str) -> None:
+        """Takes the next steps of a tuning, or of the check that a job measured for.
+
+        Several tunings go a message each, so that all tuners share them.
+        """
+        if len(ids) > 1:
+            for each in ids:
+                self._fleet.begin(each)
+        elif ids[0].startswith(CHECK_JOB):
+            self._regression.advance(ids[0])
+        else:
+            self._fleet.advance(ids[0])
 
     def sweep(self) -> None:
         """Sends again what is due, unless this process did a moment ago."""
@@ -96,15 +93,11 @@ class TunerHandlers:
         if self._swept_at_s is None or now - self._swept_at_s > self._sweep_apart_s:
             self._swept_at_s = now
             self._fleet.sweep()
-            self._check_on()
+            self._regression.sweep()
 
     def regress(self, budget_gpu_s: float | None) -> None:
         """Begins this night's checks; those that are under way are not begun twice."""
-        self._begin_checks(budget_gpu_s)
-
-    def check(self, job_id: str) -> None:
-        """Takes the next step of the check that a job measured for."""
-        self._go_on(job_id)
+        self._regression.begin(budget_gpu_s)
 
     def close(self) -> None:
         """Nothing is left to end."""

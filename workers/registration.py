@@ -15,6 +15,7 @@ import psutil
 
 from autotune.errors import InputError
 from autotune.specs import ClusterSpec, Device, Fingerprint, Node
+from autotune.specs.fleet import LOCAL
 
 if TYPE_CHECKING:
     from autotune.ports.fleet import FleetStore
@@ -93,8 +94,10 @@ def check_pool(cluster: ClusterSpec, known: Sequence[ClusterSpec]) -> bool:
     """Whether the pool's cluster is new.
 
     Raises:
-        InputError: a cluster of that name is stored with other hardware.
+        InputError: a cluster of that name is stored with other hardware, or no fleet's pool may be called so.
     """
+    if cluster.name.startswith(LOCAL):
+        raise InputError("--cluster", cluster.name, f"the name of a pool does not begin with {LOCAL}")
     for other in known:
         if other.name == cluster.name:
             if _hardware(other) != _hardware(cluster):

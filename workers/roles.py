@@ -95,7 +95,6 @@ def run_tuner(settings: Settings, *, name: str | None, concurrency: int, patienc
             TaskName.ADVANCE: lazy.action("advance"),
             TaskName.SWEEP: lazy.action("sweep"),
             TaskName.REGRESS: lazy.action("regress"),
-            TaskName.CHECK: lazy.action("check"),
             TaskName.CANARY: lazy.action("canary"),
         },
         close=lazy.close,
@@ -120,15 +119,10 @@ def _yield_to_others() -> None:
 
 
 def _tuner_handlers(settings: Settings) -> TunerHandlers:
-    store = wiring.open_store(settings.database_url)
-    fleet = wiring.open_fleet(settings, store)
-    return TunerHandlers(
-        fleet,
-        sweep_every_s=settings.times.sweep_every_s,
-        check_on=wiring.regression_sweep(settings, store, fleet),
-        go_on=wiring.regression_step(settings, store, fleet),
-        begin_checks=lambda budget_gpu_s: wiring.begin_regression(settings, store, budget_gpu_s=budget_gpu_s),
-    )
+    store, queue = wiring.open_store(settings.database_url), wiring.open_queue(settings)
+    fleet = wiring.open_fleet(store, queue, settings.times)
+    regression = wiring.open_regression(settings, store, queue, fleet)
+    return TunerHandlers(fleet, regression, sweep_every_s=settings.times.sweep_every_s)
 
 
 @contextmanager
@@ -138,5 +132,8 @@ def _opened_before_the_fork(settings: Settings) -> Iterator[FleetStore]:
     If there is no database that is one clear error now, rather than one a task. What the tasks need is imported
     here, once, and the children share it.
     """
-    with closing(wiring.open_store(settings.database_url)) as store, closing(wiring.open_fleet(settings, store)):
+    with (
+        closing(wiring.open_store(settings.database_url)) as store,
+        closing(wiring.open_fleet(store, wiring.open_queue(settings))),
+    ):
         yield store

@@ -20,16 +20,14 @@ from celery.platforms import close_open_fds
 
 from autotune.errors import InputError
 
-# ----------------------------------------------------------------------------------------------------
-# Heartbeat: what the processes of one worker know of each other, in memory that they share across a fork.
-#
-# The child, which runs the tasks, beats; the main process watches (workers.watchdog) and asks the child to stop. Only a
-# task that was consumed, or a probe that is under way, beats: neither a process that is merely up nor a database that
-# is away can be mistaken for a consumer.
-
 
 class Heartbeat:
-    """Make it before the fork. The clock is the machine's monotonic one, which all its processes share."""
+    """What the processes of one worker know of each other, in memory that they share across a fork: make it before.
+
+    The child, which runs the tasks, beats; the main process watches and asks the child to stop. Only a task that was
+    consumed, or a probe that is under way, beats: neither a process that is merely up nor a database that is away can
+    be mistaken for a consumer. The clock is the machine's monotonic one, which all its processes share.
+    """
 
     def __init__(self) -> None:
         self._beat_at_s = RawValue("d", time.monotonic())
@@ -64,18 +62,6 @@ class Heartbeat:
         return bool(self._evicted.value)
 
 
-# ----------------------------------------------------------------------------------------------------
-# Watchdog: a consumer can stop in silence after Redis dropped its connection (autotune.queue.consumer knows one way),
-# and a child can hang. Neither shows from outside the queue, so the worker sends canaries to its own queue and waits
-# for their heartbeat. Where the broker took a canary and none came back for long, the main process kills its children
-# (the kernel then kills their ranks) and executes itself again: the same process id, so that whatever supervises it, or
-# nothing at all, sees no change; a new session, so that what the old one held is given to others. Where another worker
-# has meanwhile taken its name, which gets its canaries too, it ends instead: two workers must not evict each other for
-# ever.
-#
-# Sending takes locks of the broker's client, which the main thread uses too. A second thread, which takes none, looks
-# whether the first one still does.
-
 log = logging.getLogger("autotune.watchdog")
 _LOOK_EVERY_S = 2.0
 _DEATH_S = 10.0
@@ -87,6 +73,17 @@ _STUCK_LOOKS, _STUCK_LOOK_S = 12, 5.0
 
 class Watchdog:
     """Judges this worker from a thread of its main process.
+
+    A consumer can stop in silence after Redis dropped its connection (autotune.queue.consumer knows one way), and a
+    child can hang. Neither shows from outside the queue, so the worker sends canaries to its own queue and waits for
+    their heartbeat. Where the broker took a canary and none came back for long, the main process kills its children
+    (the kernel then kills their ranks) and executes itself again: the same process id, so that whatever supervises it,
+    or nothing at all, sees no change; a new session, so that what the old one held is given to others. Where another
+    worker has meanwhile taken its name, which gets its canaries too, it ends instead: two workers must not evict each
+    other for ever.
+
+    Sending takes locks of the broker's client, which the main thread uses too. A second thread, which takes none, looks
+    whether the first one still does.
 
     Args:
         heartbeat: beaten by the tasks.

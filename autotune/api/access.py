@@ -66,7 +66,7 @@ LOCAL = "local"
 TRUST_S = 2.0
 """How long a valid key is accepted without asking the database again. A revoked one may still work that long."""
 
-MAX_TRUSTED = 1000
+TRUSTED_BYTES = 8 * 2**20
 CHALLENGE = {"WWW-Authenticate": 'Bearer realm="autotune"'}
 Handler = Callable[[Request], Coroutine[Any, Any, Response]]
 FORWARDING = ("forwarded", "x-forwarded-for", "x-real-ip", "via")
@@ -92,7 +92,7 @@ class Gate:
     def __init__(self, store: FleetStore, *, open_locally: bool, rate: str) -> None:
         self._store, self._open_locally = store, open_locally
         self._rate, self._limiter = read_rate(rate), FixedWindowRateLimiter(MemoryStorage())
-        self._keys = Shared(MAX_TRUSTED, TRUST_S / 2)  # up to twice as old while it is asked for again
+        self._keys = Shared(TRUSTED_BYTES, TRUST_S / 2)  # up to twice as old while it is asked for again
         self._lookups = Combiner(self._look_up)
         self._keyless_until = 0.0
 

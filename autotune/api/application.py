@@ -9,6 +9,7 @@ from importlib.metadata import version
 from typing import TYPE_CHECKING
 
 from anyio.to_thread import current_default_thread_limiter
+from cachetools import LRUCache, TTLCache
 from fastapi import FastAPI
 from fastapi.routing import APIRoute
 
@@ -19,7 +20,7 @@ from autotune.api.openapi import document
 from autotune.api.parts import Parts, Streams
 from autotune.api.problems import add_handlers
 from autotune.api.server import Edge
-from autotune.api.sharing import Cache, Combiner, Recent, Shared
+from autotune.api.sharing import Cache, Combiner, Shared, size_bytes
 
 if TYPE_CHECKING:
     from autotune.errors import StoreConflictError
@@ -29,7 +30,10 @@ if TYPE_CHECKING:
 DEFAULT_RATE = "6000/minute"
 """Requests of one principal: far more than people and scripts need, and few enough that no client takes up the API."""
 
-ANSWERS_KEPT = 2000
+ANSWERS_BYTES = 64 * 2**20
+MOMENT_BYTES = 16 * 2**20
+"""Of answers that are taken for true for a moment."""
+
 TRUST_S = 1.0
 """How old a best plan, or what the names in a request stand for, may be; twice that while it is looked up again."""
 
@@ -94,9 +98,9 @@ def create_app(
         service=service,
         gate=Gate(store, open_locally=open_locally, rate=rate),
         metrics=metrics,
-        answers=Cache(ANSWERS_KEPT),
-        shared=Shared(ANSWERS_KEPT, TRUST_S),
-        estimates=Recent(ANSWERS_KEPT, ESTIMATE_TRUST_S),
+        answers=Cache(LRUCache(ANSWERS_BYTES, size_bytes)),
+        shared=Shared(MOMENT_BYTES, TRUST_S),
+        estimates=Cache(TTLCache(MOMENT_BYTES, ESTIMATE_TRUST_S, getsizeof=size_bytes)),
         submissions=Combiner(store_all),
         beginnings=Combiner(begin_all),
         streams=Streams(),

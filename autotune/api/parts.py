@@ -13,7 +13,7 @@ from fastapi import Request
 if TYPE_CHECKING:
     from autotune.api.access import Gate, Principal
     from autotune.api.metrics import Liveness, Metrics
-    from autotune.api.sharing import Cache, Combiner, Recent, Shared
+    from autotune.api.sharing import Cache, Combiner, Shared
     from autotune.fleet.service import FleetService
     from autotune.ports.fleet import FleetStore, Submission, Submitted
 
@@ -49,7 +49,7 @@ class Parts:
     gate: Gate
     metrics: Metrics
     answers: Cache
-    estimates: Recent
+    estimates: Cache
     shared: Shared
     submissions: Combiner[Submission, Submitted]
     beginnings: Combiner[str, bool]

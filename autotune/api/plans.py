@@ -32,7 +32,7 @@ from autotune.api.requests import (
     find_workload,
     page,
 )
-from autotune.api.sharing import REFUSALS, one_at_a_time, require_bounded, told
+from autotune.api.sharing import one_at_a_time, require_bounded
 from autotune.api.tunings import version_of
 from autotune.errors import InputError
 from autotune.export import targets
@@ -133,7 +133,7 @@ def rank_plans(
     sequence_parallel: SequenceParallel = None,
     schedule: Schedules = None,
     top: Annotated[int, Query(ge=1, le=1000, description="Plans to list.")] = 10,
-) -> Json:
+) -> Response:
     """Rank all legal plans by estimate.
 
     Speeds come from the cluster's profile where there is one, else from the catalog. A parameter of the space may be
@@ -153,12 +153,12 @@ def rank_plans(
 
     require_bounded(parts.answers, model_spec, cluster_spec, workload)
 
-    def compute() -> dict[str, Any]:
+    def compute() -> bytes:
         with one_at_a_time():
             ranking = rank(model_spec, cluster_spec, workload, space, profile=profile, limit=top)
-        return ranking_data(model_spec, cluster_spec, workload, ranking)
+        return Json.of(ranking_data(model_spec, cluster_spec, workload, ranking))
 
-    return Json(parts.answers.get(key, compute))
+    return Response(parts.answers.get(key, compute), media_type=Json.media_type)
 
 
 Question = tuple[ModelSpec, ClusterSpec, Workload]
@@ -206,13 +206,10 @@ def _look_up(parts: Parts, question: Question) -> Answer:
     if parts.store.best_exact(*question):
         return best_known(parts.store, *question)
 
-    def weigh() -> Answer | Exception:
+    def weigh() -> Answer:
         with one_at_a_time():
-            try:
-                return best_known(parts.store, *question)
-            except REFUSALS as error:
-                return error
+            return best_known(parts.store, *question)
 
     model, cluster, workload = question
-    found: Answer = told(parts.estimates.get((model.key, cluster.key, workload), weigh))
+    found: Answer = parts.estimates.get((model.key, cluster.key, workload), weigh)
     return found

@@ -5,14 +5,15 @@ from __future__ import annotations
 
 import time
 from asyncio import Future, Task, create_task, current_task, get_running_loop, shield
-from collections import OrderedDict, deque
-from collections.abc import Callable, Coroutine, Hashable, Iterator, Sequence
-from contextlib import contextmanager
-from threading import BoundedSemaphore, Lock
+from collections import deque
+from collections.abc import Callable, Coroutine, Hashable, Iterator, MutableMapping, Sequence
+from contextlib import contextmanager, suppress
+from threading import BoundedSemaphore, Condition, Lock
 from typing import Any, Generic, TypeVar
 
 from anyio import CapacityLimiter
 from anyio.to_thread import run_sync
+from cachetools import FIFOCache, cached
 from starlette.exceptions import HTTPException
 
 from autotune.errors import InputError, MissingMeasurementError, NothingFitsError
@@ -20,10 +21,7 @@ from autotune.search import space as bounds
 from autotune.search.space import Runtime
 from autotune.specs import ClusterSpec, ModelSpec, Workload
 
-# ----------------------------------------------------------------------------------------------------
-# Combining: what requests ask for at the same time is done in one go, by one thread.
-
-MOST = 64
+MAX_COMBINED = 64
 """Done in one go at most."""
 
 Asked = TypeVar("Asked")
@@ -57,7 +55,7 @@ class Combiner(Generic[Asked, Answer]):
     async def _work_off(self) -> None:
         try:
             while self._waiting:
-                batch = [self._waiting.popleft() for _ in range(min(MOST, len(self._waiting)))]
+                batch = [self._waiting.popleft() for _ in range(min(MAX_COMBINED, len(self._waiting)))]
                 _tell(batch, await self._answers([asked for asked, _ in batch]))
         finally:
             self._task = None
@@ -79,61 +77,29 @@ def _tell(batch: Sequence[tuple[Asked, Future[Answer]]], answers: Sequence[Answe
             future.set_result(answer)
 
 
-# ----------------------------------------------------------------------------------------------------
-# Answers that cost time and are asked for again: kept as long as they are true, or taken for true for a moment.
-
 REFUSALS = (InputError, NothingFitsError, MissingMeasurementError)
+ENTRY_BYTES = 4096
+"""Counted for every kept answer, for its key and for itself beside what it says."""
 
 
-class Recent:
-    """What was found a moment ago, for handlers in threads: a hundred clients with one question ask it once."""
-
-    def __init__(self, size: int, trust_s: float) -> None:
-        self._size, self._trust_s, self._lock = size, trust_s, Lock()
-        self._found: dict[Hashable, tuple[float, Any]] = {}
-        self._busy: dict[Hashable, Lock] = {}
-
-    def get(self, key: Hashable, find: Callable[[], Any]) -> Any:
-        """What `find` gave within the last `trust_s` seconds; up to twice as old while somebody asks again just now.
-
-        What it raises is not kept.
-        """
-        until, found = self._found.get(key, (None, None))
-        now = time.monotonic()
-        if until is not None and now < until:
-            return found
-        with self._lock:
-            busy = self._busy.setdefault(key, Lock())
-        if not busy.acquire(blocking=until is None or now >= until + self._trust_s):
-            return found
-        try:
-            return self._ask(key, find, until)
-        finally:
-            with self._lock:
-                self._busy.pop(key, None)
-            busy.release()
-
-    def _ask(self, key: Hashable, find: Callable[[], Any], seen: float | None) -> Any:
-        until, found = self._found.get(key, (None, None))
-        if until is not None and until != seen:  # who held the lock before us has asked
-            return found
-        found = find()
-        with self._lock:
-            if len(self._found) >= self._size:
-                self._found.clear()
-            self._found[key] = (time.monotonic() + self._trust_s, found)
-        return found
+def size_bytes(answer: Any) -> int:
+    """About what it takes to keep an answer: a body's bytes, or as many as it takes to write another one down."""
+    return ENTRY_BYTES + len(answer if isinstance(answer, bytes) else repr(answer))
 
 
 class Shared:
-    """The same for handlers that wait in the event loop: however many ask, it is looked for once.
+    """What was found a moment ago, for handlers that wait in the event loop: however many ask, it is looked for once.
 
     Only the loop's thread calls `get`; any thread may call `forget`.
+
+    Args:
+        max_bytes: of what is kept; the oldest goes first.
+        trust_s: how long that is taken for true without asking again.
     """
 
-    def __init__(self, size: int, trust_s: float) -> None:
-        self._size, self._trust_s, self._lock = size, trust_s, Lock()
-        self._found: dict[Hashable, tuple[float, Any]] = {}
+    def __init__(self, max_bytes: int, trust_s: float) -> None:
+        self._trust_s, self._lock = trust_s, Lock()
+        self._found = FIFOCache[Hashable, tuple[float, Any]](max_bytes, lambda kept: size_bytes(kept[1]))
         self._asking: dict[Hashable, Task[Any]] = {}
 
     async def get(self, key: Hashable, find: Callable[[], Coroutine[Any, Any, Any]]) -> Any:
@@ -141,7 +107,10 @@ class Shared:
 
         What it raises is raised to all who wait for it. That and None are not kept.
         """
-        until, found = self._found.get(key, (0.0, None))
+        try:
+            until, found = self._found[key]
+        except KeyError:  # `get` would ask twice, and somebody may forget in between
+            until, found = 0.0, None
         now = time.monotonic()
         if now < until:
             return found
@@ -168,9 +137,8 @@ class Shared:
         if found is None:
             self._found.pop(key, None)
             return
-        if len(self._found) >= self._size:
-            self._found.clear()
-        self._found[key] = (until, found)
+        with suppress(ValueError):  # too large to be kept
+            self._found[key] = (until, found)
 
     def forget(self) -> None:
         """Asks for everything again, also for what is being looked for: something was changed here."""
@@ -180,53 +148,32 @@ class Shared:
 
 
 class Cache:
-    """The newest `size` answers, each computed by one thread at a time.
+    """Answers for handlers in threads, each worked out by one thread at a time; refusals are answers too.
 
-    The key holds everything that the answer depends on, so none is ever stale.
+    Other errors are not kept, nor is what is larger than the whole.
+
+    Args:
+        kept: what keeps them, counted by `size_bytes`. The keys of an LRUCache hold everything that an answer depends
+            on, so that none is ever stale; a TTLCache takes answers for true for a while.
     """
 
-    def __init__(self, size: int) -> None:
-        self._size, self._lock = size, Lock()
-        self._found: OrderedDict[Hashable, Any] = OrderedDict()
-        self._busy: dict[Hashable, Lock] = {}
+    def __init__(self, kept: MutableMapping[Hashable, Any]) -> None:
+        self._answer = cached(kept, key=lambda key, _: key, condition=Condition())(_found)
 
     def get(self, key: Hashable, compute: Callable[[], Any]) -> Any:
-        """The answer under `key`, computed if it is not there. Refusals are answers too; other errors are not kept."""
-        with self._lock:
-            if key in self._found:
-                self._found.move_to_end(key)
-                return told(self._found[key])
-            busy = self._busy.setdefault(key, Lock())
-        with busy:
-            with self._lock:
-                if key in self._found:
-                    return told(self._found[key])
-            try:
-                answer = compute()
-            except REFUSALS as error:
-                answer = error
-            finally:
-                with self._lock:
-                    self._busy.pop(key, None)
-            self._keep(key, answer)
-            return told(answer)
-
-    def _keep(self, key: Hashable, answer: Any) -> None:
-        with self._lock:
-            self._found[key] = answer
-            while len(self._found) > self._size:
-                self._found.popitem(last=False)
+        """The answer under `key`, computed if it is not there. Raises it where it is a refusal."""
+        answer = self._answer(key, compute)
+        if isinstance(answer, REFUSALS):
+            raise answer.with_traceback(None)
+        return answer
 
 
-def told(answer: Any) -> Any:
-    """The answer. Raises it where it is a refusal."""
-    if isinstance(answer, REFUSALS):
-        raise answer.with_traceback(None)
-    return answer
+def _found(_: Hashable, compute: Callable[[], Any]) -> Any:
+    try:
+        return compute()
+    except REFUSALS as error:
+        return error
 
-
-# ----------------------------------------------------------------------------------------------------
-# Bounds of what requests may make us compute: how large a ranking, and how many at a time.
 
 MAX_WAITING = 8
 """Half of the handlers' threads: the others answer what is quick, however many rankings are asked for."""

@@ -110,15 +110,16 @@ def list_tunings(
 
 
 @router.get("/tunings/{tuning_id}", responses=answer(200, TuningAnswer) | problems(404))
-def show_tuning(request: Request, tuning_id: PathId) -> Json:
+def show_tuning(request: Request, tuning_id: PathId) -> Response:
     """Show one tuning: its request, where it stands, all its trials, the best plan and why it is the best."""
     parts = parts_of(request)
     tuning = parts.store.tuning(tuning_id)
 
-    def compute() -> dict[str, Any]:
-        return tuning_answer(parts.store, tuning)
+    def compute() -> bytes:
+        return Json.of(tuning_answer(parts.store, tuning))
 
-    return Json(parts.answers.get(("tuning", *version_of(tuning)), compute) if tuning.state.ended else compute())
+    body = parts.answers.get(("tuning", *version_of(tuning)), compute) if tuning.state.ended else compute()
+    return Response(body, media_type=Json.media_type)
 
 
 @router.delete("/tunings/{tuning_id}", responses=answer(200, Submitted) | problems(404, 409))

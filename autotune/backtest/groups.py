@@ -93,7 +93,17 @@ class Group:
         if not item.ok:
             kind = FailureKind.OOM if item.status is RunStatus.OOM else FailureKind.CRASH
             return Failure(kind=kind, message="a run of the file")
-        return _reading(item, self.cluster, self.workload)
+        speed = item.tokens_per_s_per_gpu
+        on_cpu = self.cluster.device.kind is DeviceKind.CPU
+        return stated_reading(
+            speed,
+            (speed, speed),
+            self.workload.tokens_per_step / (speed * self.cluster.devices),
+            reserved_bytes=item.reserved_bytes,
+            allocated_bytes=item.allocated_bytes if item.reserved_bytes or on_cpu else None,
+            memory_source="runs file",
+            setup_s=SETUP_S,
+        )
 
 
 def group_runs(runs: Sequence[Run], *, min_ok: int = 1, skip_bad: bool = False) -> tuple[list[Group], list[Skipped]]:
@@ -107,31 +117,30 @@ def group_runs(runs: Sequence[Run], *, min_ok: int = 1, skip_bad: bool = False) 
     """
     skipped: list[Skipped] = []
     by_name: dict[str, list[Run]] = {}
+
+    def refuse(what: str, value: str, allowed: str, where: str) -> None:
+        error = InputError(what, value, allowed)
+        if not skip_bad:
+            raise error
+        skipped.append(Skipped(where=where, reason=str(error)))
+
     for run in runs:
         rows = by_name.setdefault(run.group, [])
-        difference = _difference(rows[0], run) if rows else ""
-        if not difference:
-            rows.append(run)
+        column = _difference(rows[0], run) if rows else ""
+        if column:
+            refuse(f"{run.where}, column {column}", run.group, "must agree in all rows of a group", run.where)
         else:
-            _refuse(InputError(f"{run.where}, column {difference}", run.group, "must agree in all rows of a group"),
-                    run.where, skipped, skip_bad)  # fmt: skip
+            rows.append(run)
     groups = [_group(rows) for rows in by_name.values()]
     for group in groups:
         if not group.ok:
-            _refuse(InputError("group", group.name, "needs at least one run that is ok"), group.name, skipped, skip_bad)
+            refuse("group", group.name, "needs at least one run that is ok", group.name)
     return [group for group in groups if group.ok >= max(min_ok, 1)], skipped
-
-
-def _refuse(error: InputError, where: str, skipped: list[Skipped], skip_bad: bool) -> None:
-    if not skip_bad:
-        raise error
-    skipped.append(Skipped(where=where, reason=str(error)))
 
 
 def _difference(first: Run, run: Run) -> str:
     """The column in which a row disagrees with its group; empty if in none."""
-    specs = (("", first.model, run.model), ("", first.workload, run.workload))
-    for _, one, other in specs:
+    for one, other in ((first.model, run.model), (first.workload, run.workload)):
         for name in type(one).model_fields:
             if name not in {"name", "max_positions"} and getattr(one, name) != getattr(other, name):
                 return {"gated": "params_b", "tied": "params_b"}.get(name, name)
@@ -177,36 +186,42 @@ def network_readings(rows: Sequence[Run]) -> list[CollectiveReading]:
     if cluster.nodes == 1:
         one_node, all_ranks = one_node or all_ranks, []
     for size, values in ((cluster.gpus_per_node, one_node), (cluster.devices, all_ranks)):
-        if values and size > 1:
-            found.append(_all_reduce(size, float(np.median(values))))
+        if not values or size < 2:
+            continue
+        busbw_bytes_per_s = float(np.median(values))
+        traffic = ring_traffic(CollectiveOp.ALL_REDUCE, size)
+        time_s = traffic * PROBE_BYTES / busbw_bytes_per_s
+        found.append(
+            CollectiveReading(
+                op=CollectiveOp.ALL_REDUCE,
+                group_size=size,
+                stride=1,
+                size_bytes=PROBE_BYTES,
+                iterations=1,
+                time_s=time_s,
+                time_p10_s=time_s,
+                time_p90_s=time_s,
+                algbw_bytes_per_s=busbw_bytes_per_s / traffic,
+                busbw_bytes_per_s=busbw_bytes_per_s,
+            )
+        )
     return found
 
 
-def _all_reduce(size: int, busbw_bytes_per_s: float) -> CollectiveReading:
-    traffic = ring_traffic(CollectiveOp.ALL_REDUCE, size)
-    time_s = traffic * PROBE_BYTES / busbw_bytes_per_s
-    return CollectiveReading(
-        op=CollectiveOp.ALL_REDUCE,
-        group_size=size,
-        stride=1,
-        size_bytes=PROBE_BYTES,
-        iterations=1,
-        time_s=time_s,
-        time_p10_s=time_s,
-        time_p90_s=time_s,
-        algbw_bytes_per_s=busbw_bytes_per_s / traffic,
-        busbw_bytes_per_s=busbw_bytes_per_s,
-    )
-
-
-def _reading(item: Outcome, cluster: ClusterSpec, workload: Workload) -> StepReading:
-    """Only what the file says. Peaks of 0 mean that no memory is known, and teach nothing of it."""
-    speed = item.tokens_per_s_per_gpu
-    step_s = workload.tokens_per_step / (speed * cluster.devices)
-    counted = item.reserved_bytes or cluster.device.kind is DeviceKind.CPU
+def stated_reading(
+    tokens_per_s_per_gpu: float,
+    interval: tuple[float, float],
+    step_s: float,
+    *,
+    reserved_bytes: float | None,
+    allocated_bytes: float | None,
+    memory_source: str,
+    setup_s: float,
+) -> StepReading:
+    """A run elsewhere as a reading: what is known of it. Peaks of 0 mean unknown, and teach nothing of memory."""
     return StepReading(
-        tokens_per_s_per_gpu=speed,
-        interval_tokens_per_s_per_gpu=(speed, speed),
+        tokens_per_s_per_gpu=tokens_per_s_per_gpu,
+        interval_tokens_per_s_per_gpu=interval,
         step_time_s=step_s,
         step_times_s=(step_s,),
         warmup_times_s=(),
@@ -217,11 +232,11 @@ def _reading(item: Outcome, cluster: ClusterSpec, workload: Workload) -> StepRea
         t_comm_exposed_s=None,
         mu=None,
         mfu=None,
-        peak_allocated_bytes=round(item.allocated_bytes or 0) if counted else 0,
-        peak_reserved_bytes=round(item.reserved_bytes or 0),
-        memory_source="runs file",
+        peak_allocated_bytes=round(allocated_bytes or 0),
+        peak_reserved_bytes=round(reserved_bytes or 0),
+        memory_source=memory_source,
         losses=(),
         pruned=False,
-        setup_s=SETUP_S,
+        setup_s=setup_s,
         ranks=(),
     )

@@ -8,12 +8,12 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+from scipy.stats import kendalltau
 
 from autotune.backtest.groups import Group
 from autotune.backtest.runs import RunStatus
+from autotune.cost.table import Floats
 from autotune.specs import DeviceKind
-
-Floats = NDArray[np.float64]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -111,12 +111,16 @@ def accuracy_of(group: Group, forecast: Forecast) -> Accuracy:
     ok = np.array([item.ok for item in group.outcomes]) & ~forecast.told
     oom = np.array([item.status is RunStatus.OOM for item in group.outcomes]) & ~forecast.told
     speeds, predicted = group.speeds[ok], forecast.tokens_per_s_per_gpu[ok]
+    tau = float(kendalltau(predicted, speeds).statistic) if len(speeds) > 1 else np.nan
+    cpu = group.cluster.device.kind is DeviceKind.CPU
+    peaks = np.array([(item.allocated_bytes if cpu else item.reserved_bytes) or 0.0 for item in group.outcomes])
+    known = ok & (peaks > 0)
     return Accuracy(
         regret_top1=_regret(group, forecast, 1),
         regret_top3=_regret(group, forecast, 3),
-        kendall=_kendall(predicted, speeds),
+        kendall=None if np.isnan(tau) else tau,
         mape=_mean(np.abs(speeds / predicted - 1.0)),
-        mem_mape=_memory_error(group, forecast, ok),
+        mem_mape=_mean(np.abs(forecast.peak_bytes[known] / peaks[known] - 1.0)),
         oom_recall=_mean(~forecast.safe[oom]),
         oom_false_alarm=_mean(~forecast.safe[ok]),
     )
@@ -132,17 +136,3 @@ def _regret(group: Group, forecast: Forecast, picks: int) -> float:
     score = np.where(allowed, forecast.tokens_per_s_per_gpu, -np.inf)
     first = np.argsort(-score, kind="stable")[: min(picks, int(allowed.sum()))]
     return float(1.0 - group.speeds[first].max(initial=0.0) / group.best)
-
-
-def _kendall(predicted: Floats, measured: Floats) -> float | None:
-    """Tau-b: the signs of all pairs' differences as two vectors, and the cosine between them (Kendall 1945)."""
-    one, other = (np.sign(np.subtract.outer(values, values)) for values in (predicted, measured))
-    length = float(np.sqrt(np.sum(one**2) * np.sum(other**2)))
-    return float(np.sum(one * other)) / length if length else None
-
-
-def _memory_error(group: Group, forecast: Forecast, ok: NDArray[np.bool_]) -> float | None:
-    cpu = group.cluster.device.kind is DeviceKind.CPU
-    peaks = np.array([(item.allocated_bytes if cpu else item.reserved_bytes) or 0.0 for item in group.outcomes])
-    known = ok & (peaks > 0)
-    return _mean(np.abs(forecast.peak_bytes[known] / peaks[known] - 1.0))

@@ -15,12 +15,12 @@ from autotune.cost.framework import framework_of
 from autotune.cost.table import PlanTable
 from autotune.search import transfer as transfers
 from autotune.search.core import Search
-from autotune.search.peaks import SAFE
+from autotune.search.peaks import MAY_FIT, SAFE
 from autotune.search.posterior import TransferObservation
 from autotune.search.residual import EVERYTHING, Learning
 from autotune.search.sampler import SamplerName, alternative
-from autotune.search.transfer import Shown
-from autotune.specs import ClusterSpec, Plan
+from autotune.search.transfer import Shown, alike
+from autotune.specs import Plan
 
 REACHED = 0.98
 """A replay ends when a plan this good was told: no metric looks further."""
@@ -94,7 +94,7 @@ class Replay:
         return Forecast(
             tokens_per_s_per_gpu=np.exp(posterior.log_mean),
             peak_bytes=posterior.peak_bytes,
-            fits=posterior.p_fits >= 0.5,
+            fits=posterior.p_fits >= MAY_FIT,
             safe=posterior.p_fits >= SAFE,
             told=np.isin(np.arange(len(self._index)), told),
         )
@@ -138,7 +138,7 @@ def teachers(group: Group, groups: Sequence[Group], train_gpus: int | None) -> l
         other
         for other in groups
         if other is not group
-        and _alike(other.cluster, group.cluster)
+        and alike(other.cluster, group.cluster)
         and (train_gpus is None or (other.model.key == group.model.key and other.cluster.devices <= train_gpus))
     ]
 
@@ -155,9 +155,3 @@ def transfers_of(group: Group) -> list[TransferObservation]:
         for item in group.outcomes
     ]
     return transfers.transfers_of(group.plans, estimates, shown)
-
-
-def _alike(one: ClusterSpec, other: ClusterSpec) -> bool:
-    """Whether two clusters have the same devices and links. The size of a node counts where both have several."""
-    same_nodes = one.gpus_per_node == other.gpus_per_node or 1 in {one.nodes, other.nodes}
-    return one.device == other.device and one.intra == other.intra and same_nodes

@@ -113,17 +113,14 @@ def _judge(replay: Replay, settings: BacktestSettings, transfers: int) -> GroupR
     told = [run.asked[: settings.told_trials] for run in runs]
 
     def mean(taught: bool) -> Accuracy:
-        return _mean_accuracy([accuracy_of(replay.group, replay.forecast(asked, taught=taught)) for asked in told])
+        found = (accuracy_of(replay.group, replay.forecast(asked, taught=taught)) for asked in told)
+        return Accuracy(**_means([asdict(item) for item in found]))
 
     modes = {Calibration.NONE: accuracy_of(replay.group, replay.forecast((), taught=False))}
     modes[Calibration.TOLD] = mean(taught=False)
     if settings.calibration is Calibration.HISTORY:
         modes[Calibration.HISTORY] = mean(taught=True)
     return GroupReport(group=replay.group, walks=tuple(run.walk for run in runs), modes=modes, transfers=transfers)
-
-
-def _mean_accuracy(items: Sequence[Accuracy]) -> Accuracy:
-    return Accuracy(**_means([asdict(item) for item in items]))
 
 
 def _means(rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
@@ -138,9 +135,12 @@ def report_data(
     """The report as plain data: groups, their summary, the summary by mode, what was skipped, and the settings."""
     rows = [_row(report, settings.calibration) for report in reports]
     modes = [mode for mode in Calibration if mode in reports[0].modes]
+    # Of first_status the share of groups where it is ok.
+    numbers = [{**row, "first_status": float(row["first_status"] == RunStatus.OK.value)} for row in rows]
+    named = {"group", "source"}
     return {
         "groups": rows,
-        "summary": _summary(rows),
+        "summary": _means([{key: value for key, value in row.items() if key not in named} for row in numbers]),
         "modes": {mode.value: _means([asdict(report.modes[mode]) for report in reports]) for mode in modes},
         "skipped": [asdict(item) for item in skipped],
         "settings": {**asdict(settings), "judged_groups": len(rows)},
@@ -163,16 +163,3 @@ def _row(report: GroupReport, mode: Calibration) -> dict[str, Any]:
         "gpus": report.group.cluster.devices,
         "lessons": report.transfers,
     }
-
-
-def _summary(rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """Means over groups by the same names; of first_status the share of groups where it is ok."""
-    numbers = [
-        {
-            key: float(value == RunStatus.OK.value) if key == "first_status" else value
-            for key, value in row.items()
-            if key not in {"group", "source"}
-        }
-        for row in rows
-    ]
-    return _means(numbers)

@@ -198,8 +198,10 @@ def read_runs(
             if not (skip_bad or isinstance(error, IllegalPlanError)):
                 raise
             skipped.append(Skipped(where=csv_row.where, reason=str(error)))
-    _check_filter("--source", sources, seen["source"])
-    _check_filter("--group", groups, seen["group"])
+    for option, wanted, known in (("--source", sources, seen["source"]), ("--group", groups, seen["group"])):
+        for name in wanted:
+            if name not in known:
+                raise InputError(option, name, "the file has: " + ", ".join(sorted(known)))
     return runs, skipped
 
 
@@ -210,7 +212,20 @@ def run_of(csv_row: CsvRow, clusters: Clusters) -> Run:
         InputError: a bad row, by row and column.
         IllegalPlanError: a run that failed because its plan cannot be.
     """
-    model, cluster, workload, plan = model_of(csv_row), _cluster(csv_row, clusters), _workload(csv_row), _plan(csv_row)
+    model, gpu, memory_gb = model_of(csv_row), csv_row.text("gpu"), csv_row.positive("gpu_mem_gb")
+    num_gpus, gpus_per_node = csv_row.count("num_gpus"), csv_row.count("gpus_per_node")
+    try:
+        cluster = clusters(gpu, memory_gb, num_gpus, gpus_per_node)
+    except InputError as unknown:
+        raise csv_row.bad(unknown.what if unknown.what in csv_row.values else "gpu", unknown.allowed) from None
+    dtypes = {item.value: item for item in DType}
+    workload = Workload(
+        seq_len=csv_row.count("seq_len"),
+        global_batch=csv_row.count("global_batch"),
+        dtype=_one_of(csv_row, "dtype", {"": DType.BF16, **dtypes}),
+        grad_dtype=_one_of(csv_row, "grad_dtype", {"": DType.FP32, **dtypes}),
+    )
+    plan = _plan(csv_row)
     if plan.world_size != cluster.devices:
         product = f"tp*pp*cp*dp = {plan.tp}*{plan.pp}*{plan.cp}*{plan.dp} = {plan.world_size}"
         raise csv_row.bad("num_gpus", f"must be the product of the degrees ({product})")
@@ -222,7 +237,12 @@ def run_of(csv_row: CsvRow, clusters: Clusters) -> Run:
     if plan.pp * plan.vpp > model.layers:
         error = csv_row.bad("layers", f"must be at least pp*vpp ({plan.pp}*{plan.vpp})")
         raise error if status is RunStatus.OK else IllegalPlanError(error.what, error.value, error.allowed)
-    reserved, allocated = _memory(csv_row, cluster)
+    peaks: list[float | None] = []
+    for column in ("peak_mem_gb", "mem_alloc_gb"):
+        gib = csv_row.figure(column)  # 0 is taken as unknown
+        if gib and gib * GIB > cluster.device.memory_bytes:
+            raise csv_row.bad(column, f"must be at most the device's {cluster.device.memory_bytes / GIB:.1f} GiB")
+        peaks.append(gib * GIB if gib else None)
     return Run(
         where=csv_row.where,
         source=csv_row.text("source"),
@@ -233,17 +253,11 @@ def run_of(csv_row: CsvRow, clusters: Clusters) -> Run:
         plan=plan,
         status=status,
         tokens_per_s_per_gpu=_speed(csv_row, model, cluster, workload) if status is RunStatus.OK else None,
-        reserved_bytes=reserved,
-        allocated_bytes=allocated,
+        reserved_bytes=peaks[0],
+        allocated_bytes=peaks[1],
         all_ranks_busbw_bytes_per_s=_gigabytes_per_s(csv_row, "net_allreduce_GBps"),
         one_node_busbw_bytes_per_s=_gigabytes_per_s(csv_row, "intra_allreduce_GBps"),
     )
-
-
-def _check_filter(option: str, wanted: Sequence[str], seen: set[str]) -> None:
-    for name in wanted:
-        if name not in seen:
-            raise InputError(option, name, "the file has: " + ", ".join(sorted(seen)))
 
 
 def _one_of(csv_row: CsvRow, column: str, words: dict[str, T]) -> T:
@@ -251,26 +265,6 @@ def _one_of(csv_row: CsvRow, column: str, words: dict[str, T]) -> T:
     if word not in words:
         raise csv_row.bad(column, "must be one of " + ", ".join(key or "(empty)" for key in words))
     return words[word]
-
-
-def _cluster(csv_row: CsvRow, clusters: Clusters) -> ClusterSpec:
-    gpu, memory_gb = csv_row.text("gpu"), csv_row.positive("gpu_mem_gb")
-    num_gpus, gpus_per_node = csv_row.count("num_gpus"), csv_row.count("gpus_per_node")
-    try:
-        return clusters(gpu, memory_gb, num_gpus, gpus_per_node)
-    except InputError as error:
-        column = error.what if error.what in csv_row.values else "gpu"
-        raise csv_row.bad(column, error.allowed) from None
-
-
-def _workload(csv_row: CsvRow) -> Workload:
-    words = {item.value: item for item in DType}
-    return Workload(
-        seq_len=csv_row.count("seq_len"),
-        global_batch=csv_row.count("global_batch"),
-        dtype=_one_of(csv_row, "dtype", {"": DType.BF16, **words}),
-        grad_dtype=_one_of(csv_row, "grad_dtype", {"": DType.FP32, **words}),
-    )
 
 
 def _plan(csv_row: CsvRow) -> Plan:
@@ -311,17 +305,6 @@ def _speed(csv_row: CsvRow, model: ModelSpec, cluster: ClusterSpec, workload: Wo
     if peak is not None and flops_per_s > peak:
         raise csv_row.bad(EITHER[0], f"would be {flops_per_s / 1e12:.0f} TFLOP/s of a peak of {peak / 1e12:.0f}")
     return speed
-
-
-def _memory(csv_row: CsvRow, cluster: ClusterSpec) -> tuple[float | None, float | None]:
-    """(reserved, allocated) bytes; neither may exceed the device's memory. 0 is taken as unknown."""
-    found: list[float | None] = []
-    for column in ("peak_mem_gb", "mem_alloc_gb"):
-        gib = csv_row.figure(column)
-        if gib and gib * GIB > cluster.device.memory_bytes:
-            raise csv_row.bad(column, f"must be at most the device's {cluster.device.memory_bytes / GIB:.1f} GiB")
-        found.append(gib * GIB if gib else None)
-    return found[0], found[1]
 
 
 def _gigabytes_per_s(csv_row: CsvRow, column: str) -> float | None:

@@ -33,7 +33,9 @@ def load_model(ref: str) -> ModelSpec:
         return model(ref)
     data = _document(Path(ref))
     if is_hf_config(data):
-        return from_hf_config(data, _config_name(Path(ref)), what=ref)
+        path = Path(ref)
+        name = path.resolve().parent.name if path.stem == "config" else path.stem  # unless the file itself is named
+        return from_hf_config(data, name, what=ref)
     return ModelSpec.from_data(data, ref)
 
 
@@ -76,8 +78,3 @@ def _document(path: Path) -> dict[str, Any]:
     if not isinstance(data, dict):
         raise InputError(str(path), type(data).__name__, "an object with named values is needed")
     return data
-
-
-def _config_name(path: Path) -> str:
-    """A name for a Hugging Face config: its folder's, unless the file itself is named."""
-    return path.resolve().parent.name if path.stem == "config" else path.stem

@@ -18,19 +18,14 @@ def workload(model: ModelSpec, cluster: ClusterSpec, given: Mapping[str, object]
     most 1,024 or what of that the devices divide, so that plain data parallelism is legal on any number of devices.
     There is at least one sequence a device. Raises InputError for a value that cannot be used.
     """
-    small = model.name.startswith("tiny") or cluster.device.kind is DeviceKind.CPU
+    peaks, cpu = cluster.device.peak_flops_per_s, cluster.device.kind is DeviceKind.CPU
+    half = DType.FP16 if DType.FP16 in peaks and DType.BF16 not in peaks else DType.BF16
+    small = model.name.startswith("tiny") or cpu
     longest = model.max_positions or SEQ_LEN
     batch = TINY_GLOBAL_BATCH if small else min(SEQUENCES_PER_DEVICE * cluster.devices, MAX_GLOBAL_BATCH)
     defaults: dict[str, object] = {
         "seq_len": min(TINY_SEQ_LEN if small else SEQ_LEN, longest),
         "global_batch": max(batch // cluster.devices, 1) * cluster.devices,
-        "dtype": _dtype(cluster).value,
+        "dtype": (DType.FP32 if cpu else half).value,
     }
     return Workload.from_data(defaults | {key: value for key, value in given.items() if value is not None}, "workload")
-
-
-def _dtype(cluster: ClusterSpec) -> DType:
-    if cluster.device.kind is DeviceKind.CPU:
-        return DType.FP32
-    peaks = cluster.device.peak_flops_per_s
-    return DType.FP16 if DType.FP16 in peaks and DType.BF16 not in peaks else DType.BF16

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from autotune.cli import options, output
+from autotune.cli.options import option
 
 if TYPE_CHECKING:
     from autotune.backtest.runs import Clusters
@@ -23,70 +24,57 @@ def backtest(
         Path, typer.Argument(metavar="RUNS.csv", help="Published runs, or `autotune export --table runs`.")
     ],
     source: Annotated[
-        list[str] | None,
-        typer.Option("--source", help="Only runs of this source (repeatable).", rich_help_panel=_WHICH),
+        list[str] | None, option("--source", help="Only runs of this source (repeatable).", panel=_WHICH)
     ] = None,
-    group: Annotated[
-        list[str] | None, typer.Option("--group", help="Only this group (repeatable).", rich_help_panel=_WHICH)
-    ] = None,
+    group: Annotated[list[str] | None, option("--group", help="Only this group (repeatable).", panel=_WHICH)] = None,
     min_ok: Annotated[
-        int, typer.Option("--min-ok", min=1, help="Only groups with so many successful plans.", rich_help_panel=_WHICH)
+        int, option("--min-ok", min=1, help="Only groups with so many successful plans.", panel=_WHICH)
     ] = 1,
-    skip_bad: Annotated[
-        bool, typer.Option("--skip-bad", help="List bad rows and go on without them.", rich_help_panel=_WHICH)
-    ] = False,
+    skip_bad: Annotated[bool, option("--skip-bad", help="List bad rows and go on without them.", panel=_WHICH)] = False,
     cluster: Annotated[
         str | None,
-        typer.Option(
+        option(
             "--cluster",
-            metavar="CLUSTER",
-            help="Describes the device of own runs that the catalog does not know: a file or a stored name.",
-            rich_help_panel=_WHICH,
+            "CLUSTER",
+            "Describes the device of own runs that the catalog does not know: a file or a stored name.",
+            panel=_WHICH,
         ),
     ] = None,
-    sampler: Annotated[
-        str, typer.Option("--sampler", metavar="plan|tpe|gp|random|grid|rule", rich_help_panel=_HOW)
-    ] = "plan",
+    sampler: Annotated[str, option("--sampler", metavar="plan|tpe|gp|random|grid|rule", panel=_HOW)] = "plan",
     calibration: Annotated[
         str,
-        typer.Option(
+        option(
             "--calibration",
-            metavar="none|told|history",
-            help="What may be learned: nothing, what the search was told, or other groups' runs too.",
-            rich_help_panel=_HOW,
+            "none|told|history",
+            "What may be learned: nothing, what the search was told, or other groups' runs too.",
+            panel=_HOW,
         ),
     ] = "told",
     train_gpus: Annotated[
         int | None,
-        typer.Option(
+        option(
             "--train-gpus",
-            metavar="N",
+            "N",
             min=1,
             help="Learn from groups of the same model at or under N GPUs, judge the larger ones.",
-            rich_help_panel=_HOW,
+            panel=_HOW,
         ),
     ] = None,
     told_trials: Annotated[
-        int, typer.Option("--told-trials", min=0, help="Judge the estimate after so many trials.", rich_help_panel=_HOW)
+        int, option("--told-trials", min=0, help="Judge the estimate after so many trials.", panel=_HOW)
     ] = 3,
     without: Annotated[
         list[str] | None,
-        typer.Option(
+        option(
             "--without",
-            metavar="calibration|residual|p-fits",
-            help="Switch off a part of our learning, to see what it is worth (repeatable).",
-            rich_help_panel=_HOW,
+            "calibration|residual|p-fits",
+            "Switch off a part of our learning, to see what it is worth (repeatable).",
+            panel=_HOW,
         ),
     ] = None,
-    max_trials: Annotated[
-        int | None, typer.Option("--max-trials", min=1, help="Trials a group at most.", rich_help_panel=_HOW)
-    ] = None,
-    repeat: Annotated[
-        int, typer.Option("--repeat", min=1, help="Searches a group, each with its own seed.", rich_help_panel=_HOW)
-    ] = 1,
-    seed: Annotated[
-        int, typer.Option("--seed", min=0, max=2**31 - 1, help="Seed of the first search.", rich_help_panel=_HOW)
-    ] = 0,
+    max_trials: Annotated[int | None, option("--max-trials", min=1, help="Trials a group at most.", panel=_HOW)] = None,
+    repeat: Annotated[int, option("--repeat", min=1, help="Searches a group, each with its own seed.", panel=_HOW)] = 1,
+    seed: Annotated[int, option("--seed", min=0, max=2**31 - 1, help="Seed of the first search.", panel=_HOW)] = 0,
     db: options.Database = None,
     as_json: options.AsJson = False,
 ) -> None:

@@ -8,6 +8,7 @@ import typer
 
 from autotune.cli import options, output
 from autotune.cli.asking import QUESTION, Here, ask, asked_server
+from autotune.cli.options import option
 from autotune.errors import InputError, MissingMeasurementError, NothingFitsError
 
 app = typer.Typer(help="Best-known plans: list them, with their history, and compare two.", no_args_is_help=True)
@@ -25,19 +26,17 @@ def best(
     dtype: options.DTypeName = None,
     tuning: Annotated[
         str | None,
-        typer.Option(
+        option(
             "--tuning",
-            metavar="TUNING",
-            help="A tuning's id. Default, without a model or cluster: the newest that measured something.",
+            "TUNING",
+            "A tuning's id. Default, without a model or cluster: the newest that measured something.",
         ),
     ] = None,
     target: Annotated[
-        str | None,
-        typer.Option("--for", metavar="TARGET", help="Give the plan as launch arguments: megatron, deepspeed, ..."),
+        str | None, option("--for", "TARGET", "Give the plan as launch arguments: megatron, deepspeed, ...")
     ] = None,
     settle: Annotated[
-        bool,
-        typer.Option("--settle", help="Where nothing is known exactly: run the probes and trials that settle it."),
+        bool, option("--settle", help="Where nothing is known exactly: run the probes and trials that settle it.")
     ] = False,
     db: options.Database = None,
     as_json: options.AsJson = False,
@@ -229,18 +228,15 @@ def _print_near(data: dict[str, Any]) -> None:
 
 @app.command("list")
 def known_list(
-    model: Annotated[str | None, typer.Option("--model", metavar="NAME", help="Of this model only.")] = None,
-    cluster: Annotated[str | None, typer.Option("--cluster", metavar="NAME", help="On this cluster only.")] = None,
-    device: Annotated[str | None, typer.Option("--device", metavar="GPU", help="On this device only.")] = None,
-    source: Annotated[
-        str | None, typer.Option("--source", metavar="SOURCE", help="`measured`, or the name of an import.")
-    ] = None,
-    history: Annotated[bool, typer.Option("--history", help="Entries that were superseded, too.")] = False,
+    model: Annotated[str | None, option("--model", "NAME", "Of this model only.")] = None,
+    cluster: Annotated[str | None, option("--cluster", "NAME", "On this cluster only.")] = None,
+    device: Annotated[str | None, option("--device", "GPU", "On this device only.")] = None,
+    source: Annotated[str | None, option("--source", "SOURCE", "`measured`, or the name of an import.")] = None,
+    history: Annotated[bool, option("--history", help="Entries that were superseded, too.")] = False,
     before: Annotated[
-        int | None,
-        typer.Option("--before", min=1, max=options.MAX_ID, metavar="ENTRY", help="Entries older than this."),
+        int | None, option("--before", "ENTRY", min=1, max=options.MAX_ID, help="Entries older than this.")
     ] = None,
-    limit: Annotated[int, typer.Option("--limit", min=1, max=1_000_000, help="Entries at most, newest first.")] = 50,
+    limit: Annotated[int, option("--limit", min=1, max=1_000_000, help="Entries at most, newest first.")] = 50,
     db: options.Database = None,
     as_json: options.AsJson = False,
 ) -> None:

@@ -12,6 +12,7 @@ from autotune.cli import options, output
 from autotune.cli.asking import ask
 from autotune.cli.database import open_to_write
 from autotune.cli.inputs import read_cluster, read_model
+from autotune.cli.options import option
 from autotune.errors import InputError, StoreError, UnknownNameError
 
 if TYPE_CHECKING:
@@ -58,7 +59,7 @@ def show_model(
 @models.command("import")
 def import_model(
     file: Annotated[Path, typer.Argument(metavar="FILE", help="A file of ours, or a Hugging Face config.json.")],
-    name: Annotated[str | None, typer.Option("--name", help="Store it under this name.")] = None,
+    name: Annotated[str | None, option("--name", help="Store it under this name.")] = None,
     db: options.Database = None,
     as_json: options.AsJson = False,
 ) -> None:
@@ -136,7 +137,7 @@ def show_cluster(
 @clusters.command("add")
 def add_cluster(
     cluster: Annotated[str, typer.Argument(metavar="CLUSTER", help="A file or GPU:NODESxGPUS_PER_NODE.")],
-    name: Annotated[str | None, typer.Option("--name", help="Store it under this name.")] = None,
+    name: Annotated[str | None, option("--name", help="Store it under this name.")] = None,
     db: options.Database = None,
     as_json: options.AsJson = False,
 ) -> None:
@@ -156,14 +157,10 @@ def add_cluster(
 
 @clusters.command()
 def discover(
-    ranks: Annotated[
-        int | None, typer.Option("--ranks", metavar="N", help="CPU ranks to describe as devices, without a GPU.")
-    ] = None,
-    memory_gib: Annotated[
-        float | None, typer.Option("--memory-gib", metavar="GIB", help="What one CPU rank may use.")
-    ] = None,
-    out: Annotated[Path | None, typer.Option("--out", metavar="FILE", help="Write the cluster file here.")] = None,
-    save: Annotated[bool, typer.Option("--save", help="Store it in the database.")] = False,
+    ranks: Annotated[int | None, option("--ranks", "N", "CPU ranks to describe as devices, without a GPU.")] = None,
+    memory_gib: Annotated[float | None, option("--memory-gib", "GIB", "What one CPU rank may use.")] = None,
+    out: Annotated[Path | None, option("--out", "FILE", "Write the cluster file here.")] = None,
+    save: Annotated[bool, option("--save", help="Store it in the database.")] = False,
     db: options.Database = None,
     as_json: options.AsJson = False,
 ) -> None:

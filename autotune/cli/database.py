@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from autotune.cli import options, output
+from autotune.cli.options import option
 from autotune.errors import StoreError
 from autotune.settings import database_file, read_settings
 
@@ -127,7 +128,7 @@ def backup(
     file: Annotated[
         Path, typer.Argument(metavar="FILE", help="Where to write it: one file, whatever the database is.")
     ],
-    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace the file if it exists.")] = False,
+    overwrite: Annotated[bool, option("--overwrite", help="Replace the file if it exists.")] = False,
     db: options.Database = None,
     as_json: options.AsJson = False,
 ) -> None:
@@ -142,7 +143,7 @@ def backup(
 def restore(
     file: Annotated[Path, typer.Argument(metavar="FILE", help="A backup, of SQLite or PostgreSQL alike.")],
     overwrite: Annotated[
-        bool, typer.Option("--overwrite", help="Replace what the database holds, also while others use it.")
+        bool, option("--overwrite", help="Replace what the database holds, also while others use it.")
     ] = False,
     db: options.Database = None,
     as_json: options.AsJson = False,
@@ -159,13 +160,10 @@ def restore(
 @app.command()
 def compact(
     older_than: Annotated[
-        int, typer.Option("--older-than", min=0, max=36_500, metavar="DAYS", help="Age of what is compacted.")
+        int, option("--older-than", "DAYS", min=0, max=36_500, help="Age of what is compacted.")
     ] = 90,
     keep: Annotated[
-        int,
-        typer.Option(
-            "--keep", min=1, max=10**9, metavar="N", help="Newest readings of each collective that stay as they are."
-        ),
+        int, option("--keep", "N", min=1, max=10**9, help="Newest readings of each collective that stay as they are.")
     ] = 20,
     db: options.Database = None,
     as_json: options.AsJson = False,

@@ -8,9 +8,8 @@ from datetime import datetime, time
 from enum import StrEnum
 from typing import TYPE_CHECKING, Annotated
 
-import typer
-
 from autotune.cli import options, output
+from autotune.cli.options import option
 from autotune.errors import InputError
 from autotune.settings import Settings, read_settings
 
@@ -24,15 +23,12 @@ _NODE = "Node"
 
 def serve(
     host: Annotated[
-        str,
-        typer.Option("--host", metavar="ADDRESS", help="Listen here. Other than loopback needs an API key to exist."),
+        str, option("--host", "ADDRESS", "Listen here. Other than loopback needs an API key to exist.")
     ] = "127.0.0.1",
-    port: Annotated[int, typer.Option("--port", min=0, max=65535, help="Listen there; 0 takes a free one.")] = PORT,
+    port: Annotated[int, option("--port", min=0, max=65535, help="Listen there; 0 takes a free one.")] = PORT,
     db: options.Database = None,
     broker: options.Broker = None,
-    rate_limit: Annotated[
-        str, typer.Option("--rate-limit", metavar="COUNT/TIME", help="Requests of one key at most.")
-    ] = "6000/minute",
+    rate_limit: Annotated[str, option("--rate-limit", "COUNT/TIME", "Requests of one key at most.")] = "6000/minute",
 ) -> None:
     """Serve the HTTP API until SIGTERM or Ctrl-C: tunings, events, best plans, nodes, metrics; GET /openapi.json.
 
@@ -48,7 +44,7 @@ def serve(
     with closing(open_store(db)) as store, closing(open_queue(settings)) as queue:
         require_key(store, host)
         _warn_without_broker(queue, settings.broker_url)
-        with closing(open_fleet(settings, store)) as fleet:
+        with closing(open_fleet(store, open_queue(settings))) as fleet:
             app = create_app(
                 store, fleet, broker_answers=queue.answers, open_locally=is_loopback(host), rate=rate_limit
             )
@@ -74,63 +70,54 @@ class WorkerRole(StrEnum):
 
 def worker(
     role: Annotated[
-        WorkerRole, typer.Option("--role", help="node measures on this machine; tuner advances tunings.")
+        WorkerRole, option("--role", help="node measures on this machine; tuner advances tunings.")
     ] = WorkerRole.NODE,
     name: Annotated[
-        str | None,
-        typer.Option("--name", metavar="NAME", help="Unique in the fleet. Default: this machine's host name."),
+        str | None, option("--name", "NAME", "Unique in the fleet. Default: this machine's host name.")
     ] = None,
     cluster: Annotated[
         str | None,
-        typer.Option(
+        option(
             "--cluster",
-            metavar="CLUSTER",
-            help="The pool that this node belongs to: a file, a stored name, or GPU:NODESxGPUS_PER_NODE. "
+            "CLUSTER",
+            "The pool that this node belongs to: a file, a stored name, or GPU:NODESxGPUS_PER_NODE. "
             "Default: this machine alone.",
-            rich_help_panel=_NODE,
+            panel=_NODE,
         ),
     ] = None,
     address: Annotated[
         str | None,
-        typer.Option(
+        option(
             "--address",
-            metavar="ADDRESS",
-            help="Where other nodes reach this one. Default: the address by which it reaches the broker.",
-            rich_help_panel=_NODE,
+            "ADDRESS",
+            "Where other nodes reach this one. Default: the address by which it reaches the broker.",
+            panel=_NODE,
         ),
     ] = None,
     interface: Annotated[
         str | None,
-        typer.Option(
+        option(
             "--interface",
-            metavar="NAME",
-            help="Network interface of gloo and NCCL. Default: the one that has the address.",
-            rich_help_panel=_NODE,
+            "NAME",
+            "Network interface of gloo and NCCL. Default: the one that has the address.",
+            panel=_NODE,
         ),
     ] = None,
     topology: Annotated[
         str,
-        typer.Option(
-            "--topology",
-            metavar="PLACE",
-            help="Place in the network, such as rack1/switch2: ranks are ordered by it.",
-            rich_help_panel=_NODE,
+        option(
+            "--topology", "PLACE", "Place in the network, such as rack1/switch2: ranks are ordered by it.", panel=_NODE
         ),
     ] = "",
     slots: Annotated[
-        int | None,
-        typer.Option(
-            "--slots", metavar="N", min=1, help="Devices to offer. Default: all that are found.", rich_help_panel=_NODE
-        ),
+        int | None, option("--slots", "N", min=1, help="Devices to offer. Default: all that are found.", panel=_NODE)
     ] = None,
-    concurrency: Annotated[
-        int, typer.Option("--concurrency", metavar="N", min=1, max=64, help="Processes of a tuner.")
-    ] = 2,
+    concurrency: Annotated[int, option("--concurrency", "N", min=1, max=64, help="Processes of a tuner.")] = 2,
     patience: Annotated[
         float,
-        typer.Option(
+        option(
             "--patience",
-            metavar="SECONDS",
+            "SECONDS",
             min=1.0,
             help="Start again when nothing came through this worker's own queue for so long.",
         ),
@@ -150,26 +137,17 @@ def worker(
     if role is WorkerRole.TUNER:
         return run_tuner(settings, name=name, concurrency=concurrency, patience_s=patience)
     chosen = _node_options(
-        settings,
-        db,
-        name=name,
-        cluster=cluster,
-        address=address,
-        interface=interface,
-        topology=topology,
-        slots=slots,
+        settings, db, name=name, cluster=cluster, address=address, interface=interface, topology=topology, slots=slots
     )
     return run_node(settings, chosen, patience_s=patience)
 
 
 def beat(
     nightly: Annotated[
-        str | None,
-        typer.Option("--nightly", metavar="HH:MM", help="Check the best-known plans every day at this time (UTC)."),
+        str | None, option("--nightly", "HH:MM", "Check the best-known plans every day at this time (UTC).")
     ] = None,
     budget_gpu_s: Annotated[
-        float | None,
-        typer.Option("--nightly-gpu-s", metavar="SECONDS", help="GPU-seconds a night may cost. Default: no limit."),
+        float | None, option("--nightly-gpu-s", "SECONDS", "GPU-seconds a night may cost. Default: no limit.")
     ] = None,
     db: options.Database = None,
     broker: options.Broker = None,

@@ -8,6 +8,7 @@ import typer
 
 from autotune.cli import options, output
 from autotune.cli.asking import connect
+from autotune.cli.options import option
 
 nodes = typer.Typer(
     help="A fleet's nodes: list them, look at one, keep one out of use, forget a dead one.", no_args_is_help=True
@@ -19,7 +20,7 @@ NodeName = Annotated[str, typer.Argument(metavar="NODE", help="A node's name.")]
 
 @nodes.command("list")
 def list_nodes(
-    pool: Annotated[str | None, typer.Option("--pool", metavar="CLUSTER", help="Of this cluster only.")] = None,
+    pool: Annotated[str | None, option("--pool", "CLUSTER", "Of this cluster only.")] = None,
     as_json: options.AsJson = False,
 ) -> None:
     """Nodes: whether each may get jobs, and if not why; what holds it; when it was last heard of."""
@@ -59,7 +60,7 @@ def _print_node(data: dict[str, Any]) -> None:
 @nodes.command("quarantine")
 def quarantine(
     node: NodeName,
-    reason: Annotated[str, typer.Option("--reason", metavar="TEXT", help="Shown to everybody who asks why.")],
+    reason: Annotated[str, option("--reason", "TEXT", "Shown to everybody who asks why.")],
     as_json: options.AsJson = False,
 ) -> None:
     """Give a node no more jobs until it is released. What runs on it goes on."""
@@ -98,10 +99,10 @@ def _print_change(data: dict[str, Any], *, as_json: bool) -> None:
 def create(
     name: Annotated[str, typer.Argument(metavar="NAME", help="Whose key it is: the principal of his requests.")],
     role: Annotated[
-        str, typer.Option("--role", metavar="read|submit|admin", help="What he may do; each includes those before it.")
+        str, option("--role", "read|submit|admin", "What he may do; each includes those before it.")
     ] = "submit",
     expires_days: Annotated[
-        int | None, typer.Option("--expires-days", metavar="DAYS", help="Valid so long. Default: until it is revoked.")
+        int | None, option("--expires-days", "DAYS", "Valid so long. Default: until it is revoked.")
     ] = None,
     db: options.Database = None,
     as_json: options.AsJson = False,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -12,94 +12,85 @@ _WORKLOAD = "Workload"
 MAX_ID = 2**63 - 1
 """A database's numbers are no greater."""
 
-AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object instead of tables.")]
+
+def option(name: str, metavar: str | None = None, help: str = "", *, panel: str | None = None, **more: Any) -> Any:
+    """An option: its name, what stands for its value (None: what typer says), what it does, the panel of the help."""
+    return typer.Option(name, metavar=metavar, help=help, rich_help_panel=panel, **more)
+
+
+AsJson = Annotated[bool, option("--json", help="Print one JSON object instead of tables.")]
 Database = Annotated[
     str | None,
-    typer.Option(
+    option(
         "--db",
-        metavar="URL",
-        help="Database, as sqlite:///FILE or postgresql://USER@HOST/NAME. "
+        "URL",
+        "Database, as sqlite:///FILE or postgresql://USER@HOST/NAME. "
         "Default: $AUTOTUNE_DB, else autotune.db in the user's data folder.",
     ),
 ]
-Broker = Annotated[
-    str | None,
-    typer.Option("--broker", metavar="URL", help="Redis. Default: $AUTOTUNE_BROKER, else this machine's."),
-]
+Broker = Annotated[str | None, option("--broker", "URL", "Redis. Default: $AUTOTUNE_BROKER, else this machine's.")]
 Model = Annotated[
     str | None,
-    typer.Option(
+    option(
         "--model",
-        metavar="MODEL",
-        help="A preset's or stored name, a file of ours, or a Hugging Face config.json. Default: the smallest preset.",
+        "MODEL",
+        "A preset's or stored name, a file of ours, or a Hugging Face config.json. Default: the smallest preset.",
     ),
 ]
 Cluster = Annotated[
     str | None,
-    typer.Option(
+    option(
         "--cluster",
-        metavar="CLUSTER",
-        help="A file, a stored name, or GPU:NODESxGPUS_PER_NODE (a100-80gb-sxm:128x8). Default: this machine.",
+        "CLUSTER",
+        "A file, a stored name, or GPU:NODESxGPUS_PER_NODE (a100-80gb-sxm:128x8). Default: this machine.",
     ),
 ]
 SeqLen = Annotated[
     int | None,
-    typer.Option(
+    option(
         "--seq-len",
-        metavar="TOKENS",
-        help="Sequence length. Default: 128 for a tiny preset or on CPUs, else 4096, at most the model's longest.",
-        rich_help_panel=_WORKLOAD,
+        "TOKENS",
+        "Sequence length. Default: 128 for a tiny preset or on CPUs, else 4096, at most the model's longest.",
+        panel=_WORKLOAD,
     ),
 ]
 GlobalBatch = Annotated[
     int | None,
-    typer.Option(
+    option(
         "--global-batch",
-        metavar="SEQUENCES",
-        help="Sequences a step. Default: 16 for a tiny preset or on CPUs, else 16 a device up to 1024; at least one "
+        "SEQUENCES",
+        "Sequences a step. Default: 16 for a tiny preset or on CPUs, else 16 a device up to 1024; at least one "
         "a device, and a multiple of the devices.",
-        rich_help_panel=_WORKLOAD,
+        panel=_WORKLOAD,
     ),
 ]
 DTypeName = Annotated[
     str | None,
-    typer.Option(
+    option(
         "--dtype",
-        metavar="DTYPE",
-        help="fp32, bf16, fp16 or fp8. Default: fp32 on CPUs, else bf16, or fp16 where there is no bf16.",
-        rich_help_panel=_WORKLOAD,
+        "DTYPE",
+        "fp32, bf16, fp16 or fp8. Default: fp32 on CPUs, else bf16, or fp16 where there is no bf16.",
+        panel=_WORKLOAD,
     ),
 ]
-Tp = Annotated[str | None, typer.Option("--tp", metavar="1,2,...", help="Tensor parallel.", rich_help_panel=_SPACE)]
-Pp = Annotated[str | None, typer.Option("--pp", metavar="1,2,...", help="Pipeline parallel.", rich_help_panel=_SPACE)]
-MicroBatch = Annotated[
-    str | None,
-    typer.Option("--micro-batch", metavar="1,2,...", help="Sequences a micro-batch.", rich_help_panel=_SPACE),
-]
-ZeroStage = Annotated[
-    str | None, typer.Option("--zero-stage", metavar="0,1,2,3", help="ZeRO stage.", rich_help_panel=_SPACE)
-]
-RecomputeModes = Annotated[
-    str | None,
-    typer.Option("--recompute", metavar="none,selective,full", help="Recomputation.", rich_help_panel=_SPACE),
-]
+Tp = Annotated[str | None, option("--tp", "1,2,...", "Tensor parallel.", panel=_SPACE)]
+Pp = Annotated[str | None, option("--pp", "1,2,...", "Pipeline parallel.", panel=_SPACE)]
+MicroBatch = Annotated[str | None, option("--micro-batch", "1,2,...", "Sequences a micro-batch.", panel=_SPACE)]
+ZeroStage = Annotated[str | None, option("--zero-stage", "0,1,2,3", "ZeRO stage.", panel=_SPACE)]
+RecomputeModes = Annotated[str | None, option("--recompute", "none,selective,full", "Recomputation.", panel=_SPACE)]
 SequenceParallel = Annotated[
-    str | None,
-    typer.Option("--sequence-parallel", metavar="true,false", help="Sequence parallelism.", rich_help_panel=_SPACE),
+    str | None, option("--sequence-parallel", "true,false", "Sequence parallelism.", panel=_SPACE)
 ]
-Schedules = Annotated[
-    str | None,
-    typer.Option("--schedule", metavar="gpipe,1f1b,interleaved", help="Pipeline schedule.", rich_help_panel=_SPACE),
-]
+Schedules = Annotated[str | None, option("--schedule", "gpipe,1f1b,interleaved", "Pipeline schedule.", panel=_SPACE)]
 History = Annotated[
     str | None,
-    typer.Option(
+    option(
         "--history",
-        metavar="SOURCE",
-        help="Learn from what was imported under this name, too (autotune import). Its runs are never results.",
+        "SOURCE",
+        "Learn from what was imported under this name, too (autotune import). Its runs are never results.",
     ),
 ]
 TuningId = Annotated[str, typer.Argument(metavar="TUNING", help="A tuning's id, or its first characters (4 or more).")]
-_PLAN = typer.Option("--plan", metavar="PLAN", help="tp=8,pp=4,micro_batch=1,... A missing dp is what is left.")
+_PLAN = option("--plan", "PLAN", "tp=8,pp=4,micro_batch=1,... A missing dp is what is left.")
 PlanText = Annotated[str | None, _PLAN]
 RequiredPlanText = Annotated[str, _PLAN]

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Annotated, Any
 
-import typer
-
 from autotune.cli import options, output
 from autotune.cli.asking import ask, asked_server
 from autotune.cli.inputs import read_inputs, read_space
+from autotune.cli.options import option
 from autotune.cli.tunings import print_explanation
 from autotune.errors import IllegalPlanError, InputError, NothingFitsError
 
@@ -40,14 +39,12 @@ def plan(
     recompute: options.RecomputeModes = None,
     sequence_parallel: options.SequenceParallel = None,
     schedule: options.Schedules = None,
-    top: Annotated[int, typer.Option("--top", min=1, max=10_000, metavar="N", help="Plans to list.")] = 10,
+    top: Annotated[int, option("--top", "N", min=1, max=10_000, help="Plans to list.")] = 10,
     explain: Annotated[
-        bool,
-        typer.Option("--explain", help="Say what limits the plan, what others lose against it, and what would help."),
+        bool, option("--explain", help="Say what limits the plan, what others lose against it, and what would help.")
     ] = False,
     scaling: Annotated[
-        bool,
-        typer.Option("--scaling", help="Instead: the best plan on fewer and more GPUs, and how many still pay."),
+        bool, option("--scaling", help="Instead: the best plan on fewer and more GPUs, and how many still pay.")
     ] = False,
     history: options.History = None,
     db: options.Database = None,
@@ -143,7 +140,7 @@ def _print_explained(setting: Setting, chosen: Plan | None, top: int, *, explain
     import time
 
     from autotune.explain.explanation import explained
-    from autotune.search.offline import RankedPlan, Ranking, rank
+    from autotune.search.offline import EstimatedPlan, Ranking, rank
     from autotune.tuning.report import ranking_data
 
     question = setting.model, setting.cluster, setting.workload
@@ -155,7 +152,7 @@ def _print_explained(setting: Setting, chosen: Plan | None, top: int, *, explain
         started = time.perf_counter()
         found = estimate_plan(*question, chosen, setting.profile)
         seconds = time.perf_counter() - started
-        one = (RankedPlan(plan=chosen, estimate=found),)
+        one = (EstimatedPlan(plan=chosen, estimate=found),)
         ranking = Ranking(legal=1, fitting=int(found.fits), seconds=seconds, estimates_per_s=1 / seconds, plans=one)
     first = ranking.plans[0].plan
     data = ranking_data(*question, ranking) | (explained(setting, first) if explain else {})

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from autotune.cli import options, output
+from autotune.cli.options import option
 from autotune.errors import InputError
 
 if TYPE_CHECKING:
@@ -17,8 +18,8 @@ if TYPE_CHECKING:
 
 app = typer.Typer(help="Run one probe on this machine.", no_args_is_help=True)
 
-Deadline = Annotated[float, typer.Option("--deadline-s", metavar="SECONDS", help="End each probe after this long.")]
-Iterations = Annotated[int, typer.Option("--iterations", min=1, help="Timed repeats of each reading.")]
+Deadline = Annotated[float, option("--deadline-s", "SECONDS", "End each probe after this long.")]
+Iterations = Annotated[int, option("--iterations", min=1, help="Timed repeats of each reading.")]
 DEADLINE_S = 300.0
 SIZES = "4KiB,64KiB,1MiB,16MiB"
 UNITS = {"B": 1, "KIB": 2**10, "MIB": 2**20, "GIB": 2**30, "KB": 10**3, "MB": 10**6, "GB": 10**9}
@@ -28,17 +29,11 @@ UNITS = {"B": 1, "KIB": 2**10, "MIB": 2**20, "GIB": 2**30, "KB": 10**3, "MB": 10
 def collective(
     op: Annotated[
         str | None,
-        typer.Option(
-            "--op",
-            metavar="OP",
-            help="all_reduce, all_gather, reduce_scatter, all_to_all or send_recv. Default: all of them.",
-        ),
+        option("--op", "OP", "all_reduce, all_gather, reduce_scatter, all_to_all or send_recv. Default: all of them."),
     ] = None,
-    group_size: Annotated[
-        int | None, typer.Option("--group-size", metavar="N", help="Ranks a group. Default: all.")
-    ] = None,
-    stride: Annotated[int, typer.Option("--stride", min=1, help="Distance of a group's ranks.")] = 1,
-    sizes: Annotated[str, typer.Option("--sizes", metavar="SIZES", help="Sizes of the full buffer.")] = SIZES,
+    group_size: Annotated[int | None, option("--group-size", "N", "Ranks a group. Default: all.")] = None,
+    stride: Annotated[int, option("--stride", min=1, help="Distance of a group's ranks.")] = 1,
+    sizes: Annotated[str, option("--sizes", "SIZES", "Sizes of the full buffer.")] = SIZES,
     iterations: Iterations = 7,
     cluster: options.Cluster = None,
     deadline_s: Deadline = DEADLINE_S,
@@ -71,13 +66,10 @@ def collective(
 @app.command()
 def layer(
     model: options.Model = None,
-    part: Annotated[
-        str | None,
-        typer.Option("--part", metavar="PART", help="layer, embedding or head. Default: all."),
-    ] = None,
-    tp: Annotated[int, typer.Option("--tp", min=1, help="Tensor parallel.")] = 1,
-    micro_batch: Annotated[int, typer.Option("--micro-batch", min=1, help="Sequences.")] = 1,
-    recompute: Annotated[str, typer.Option("--recompute", metavar="none|selective|full")] = "none",
+    part: Annotated[str | None, option("--part", "PART", "layer, embedding or head. Default: all.")] = None,
+    tp: Annotated[int, option("--tp", min=1, help="Tensor parallel.")] = 1,
+    micro_batch: Annotated[int, option("--micro-batch", min=1, help="Sequences.")] = 1,
+    recompute: Annotated[str, option("--recompute", metavar="none|selective|full")] = "none",
     sequence_parallel: Annotated[bool, typer.Option("--sequence-parallel")] = False,
     iterations: Iterations = 7,
     cluster: options.Cluster = None,
@@ -117,9 +109,9 @@ def step(
     seq_len: options.SeqLen = None,
     global_batch: options.GlobalBatch = None,
     dtype: options.DTypeName = None,
-    max_steps: Annotated[int, typer.Option("--max-steps", min=1, help="Timed steps at most.")] = 10,
-    seed: Annotated[int, typer.Option("--seed", help="Seed of weights and data.")] = 0,
-    cold: Annotated[bool, typer.Option("--cold", help="Start fresh ranks for it.")] = False,
+    max_steps: Annotated[int, option("--max-steps", min=1, help="Timed steps at most.")] = 10,
+    seed: Annotated[int, option("--seed", help="Seed of weights and data.")] = 0,
+    cold: Annotated[bool, option("--cold", help="Start fresh ranks for it.")] = False,
     deadline_s: Deadline = DEADLINE_S,
     db: options.Database = None,
     as_json: options.AsJson = False,
@@ -269,7 +261,7 @@ def print_outcomes(cluster: ClusterSpec, requests: Sequence[ProbeRequest], outco
             where = "" if failure.rank is None else f" on rank {failure.rank}"
             console.print(
                 f"{probe_text(request.to_data())}: failed, {failure.kind.value}{where}: {failure.message} "
-                f"(log: {failure.log_path})",
+                f"(log: {failure.log_path})"
             )
     console.print(f"{sum(outcome.gpu_s for outcome in outcomes):.1f} GPU-seconds spent")
 

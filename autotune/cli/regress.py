@@ -96,22 +96,18 @@ def start(
     as_json: options.AsJson = False,
 ) -> None:
     """Begin this night's checks on a fleet; its workers take them to their end. For cron and the like."""
-    from dataclasses import replace
 
     from autotune.errors import UnknownNameError
-    from autotune.settings import read_settings
-    from autotune.wiring import begin_regression, open_store
+    from autotune.regression.fleet import start_regression
+    from autotune.wiring import open_store
 
     _require_budget(budget_gpu_s)
-    settings = read_settings()
     with closing(open_store(db)) as store:
         pools = {node.pool for node in store.nodes()}
         for name in pool or ():
             if name not in pools:
                 raise UnknownNameError("--pool", name, pools)
-        selection = begin_regression(
-            replace(settings, database_url=db or settings.database_url), store, budget_gpu_s=budget_gpu_s, pools=pool
-        )
+        selection = start_regression(store, budget_gpu_s=budget_gpu_s, pools=pool)
     if as_json:
         output.print_json(_selection_data(selection))
         return

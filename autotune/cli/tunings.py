@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Annotated, Any
 
-import typer
-
 from autotune.cli import options, output
 from autotune.cli.asking import ask
+from autotune.cli.options import option
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -25,7 +24,7 @@ def show(tuning: options.TuningId, db: options.Database = None, as_json: options
 
 
 def history(
-    limit: Annotated[int, typer.Option("--limit", min=1, max=1_000_000, help="Tunings at most, newest first.")] = 20,
+    limit: Annotated[int, option("--limit", min=1, max=1_000_000, help="Tunings at most, newest first.")] = 20,
     db: options.Database = None,
     as_json: options.AsJson = False,
 ) -> None:
@@ -42,7 +41,7 @@ def history(
 
 def cancel(
     tuning: options.TuningId,
-    force: Annotated[bool, typer.Option("--force", help="Whoever else wants it; needs the role admin.")] = False,
+    force: Annotated[bool, option("--force", help="Whoever else wants it; needs the role admin.")] = False,
     db: options.Database = None,
     as_json: options.AsJson = False,
 ) -> None:

@@ -10,12 +10,12 @@ from collections.abc import Iterable, Sequence
 from itertools import combinations
 
 import numpy as np
-import numpy.typing as npt
+from scipy.optimize import nnls
 
 from autotune.cost.estimate import estimate, memory_table
 from autotune.cost.network import Network, geometry, ring_steps, ring_traffic
 from autotune.cost.speeds import PLAIN, Gemm, device_overhead_bytes, gemm_of
-from autotune.cost.table import PlanTable
+from autotune.cost.table import Floats, PlanTable
 from autotune.cost.work import reading_work
 from autotune.errors import InputError, MissingMeasurementError
 from autotune.specs import (
@@ -32,8 +32,6 @@ from autotune.specs import (
     TrialState,
     Workload,
 )
-
-Floats = npt.NDArray[np.float64]
 
 RATE_SD = 0.25
 """A link reaches its catalog rate times LINK_EFFICIENCY within about this factor (ln)."""
@@ -179,8 +177,8 @@ def _memory(cluster: ClusterSpec, done: Done) -> dict[str, object]:
 def relative_fit(terms: Floats, values: Floats, *, positive: int) -> tuple[tuple[float, ...], float]:
     """Non-negative least squares of values ~ terms @ x in relative error.
 
-    Tries every set of terms that has the one at `positive` (there are at most three) and takes the best whose
-    coefficients are all positive; that term alone always qualifies.
+    Where the best fit leaves out the term at `positive`, that of the sets of terms (there are at most three) that have
+    it; that term alone always qualifies.
 
     Args:
         terms: (readings, terms), non-negative.
@@ -191,26 +189,20 @@ def relative_fit(terms: Floats, values: Floats, *, positive: int) -> tuple[tuple
         (coefficients, median absolute relative error).
     """
     scaled = terms / values[:, None]
+    norms = np.linalg.norm(scaled, axis=0)
+    norms[norms == 0] = 1.0  # columns are brought to one size, for accuracy
     others = [i for i in range(terms.shape[1]) if i != positive]
     best, least = np.zeros(terms.shape[1]), np.inf
     for count in range(len(others) + 1):
         for extra in combinations(others, count):
             chosen = [positive, *extra]
-            solution = _least_squares(scaled[:, chosen])
-            residual = float(np.square(scaled[:, chosen] @ solution - 1.0).sum())
-            if (solution > 0).all() and residual < least * (1.0 - 1e-9):
+            solution, residual = nnls((scaled / norms)[:, chosen], np.ones(len(scaled)))
+            if solution[0] > 0 and residual < least * (1.0 - 1e-9):
                 best, least = np.zeros(terms.shape[1]), residual
                 best[chosen] = solution
+    best /= norms
     error = float(np.median(np.abs(scaled @ best - 1.0)))
     return tuple(float(x) for x in best), error
-
-
-def _least_squares(scaled: Floats) -> Floats:
-    """The x that brings scaled @ x nearest to one; columns are brought to one size first, for accuracy."""
-    norms = np.linalg.norm(scaled, axis=0)
-    norms[norms == 0] = 1.0
-    solution: Floats = np.linalg.lstsq(scaled / norms, np.ones(len(scaled)), rcond=None)[0] / norms
-    return solution
 
 
 def geometric_mean(ratios: Iterable[float]) -> float:

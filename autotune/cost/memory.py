@@ -42,14 +42,20 @@ class TokenBytes:
 
 def layer_token_bytes(model: ModelSpec, workload: Workload, *, moe: bool, load: float = 1.0) -> TokenBytes:
     """What one layer keeps of a token, by how it is divided; `load` is the rank's routed tokens over the mean."""
-    size, h = stored_bytes(workload.dtype), model.hidden
-    whole = 4.0 * h + _latent_width(model)  # the inputs of two norms, of the projections and of the MLP
+    size, h, latent = stored_bytes(workload.dtype), model.hidden, model.latent_attention
+    whole = 4.0 * h  # the inputs of two norms, of the projections and of the MLP
+    if latent is None:  # queries, keys, values and the context, and q and k before their norm
+        norm_inputs = model.heads + model.kv_heads if model.qk_norm else 0
+        attention = float((2 * model.heads + 2 * model.kv_heads + norm_inputs) * model.head_dim)
+    else:  # and its compressed queries and keys, before and after their norms
+        attention = 2.0 * model.heads * (latent.qk_nope_head_dim + latent.qk_rope_head_dim + latent.v_head_dim)
+        whole += 2.0 * (latent.q_lora_rank + latent.kv_lora_rank) + latent.qk_rope_head_dim
     if moe:  # the sorted copies that go to the experts and what they give back, and fp32 scores
         whole += 2.0 * load * model.top_k * h + 8.0 * model.experts / size
     core = 4.0 * model.heads
     width = (load * model.top_k + model.shared_experts) * model.expert_ffn if moe else model.ffn
     # An MLP keeps its activation's input and output; a gated one also the second factor and the product.
-    sharded = _attention_width(model) + (4.0 if model.gated else 2.0) * width
+    sharded = attention + (4.0 if model.gated else 2.0) * width
     return TokenBytes(
         sharded=size * sharded + core,
         whole=size * whole,
@@ -57,21 +63,6 @@ def layer_token_bytes(model: ModelSpec, workload: Workload, *, moe: bool, load: 
         entry=float(size * h),
         gradients=size * (3.0 if model.gated else 2.0) * width,
     )
-
-
-def _attention_width(model: ModelSpec) -> float:
-    """Elements a token of queries, keys, values and the context (and of q and k before their norm)."""
-    latent = model.latent_attention
-    if latent is not None:
-        return 2.0 * model.heads * (latent.qk_nope_head_dim + latent.qk_rope_head_dim + latent.v_head_dim)
-    norm_inputs = model.heads + model.kv_heads if model.qk_norm else 0
-    return float((2 * model.heads + 2 * model.kv_heads + norm_inputs) * model.head_dim)
-
-
-def _latent_width(model: ModelSpec) -> float:
-    """Elements a token of latent attention's compressed queries and keys, before and after their norms."""
-    latent = model.latent_attention
-    return 2.0 * (latent.q_lora_rank + latent.kv_lora_rank) + latent.qk_rope_head_dim if latent else 0.0
 
 
 def kept_bytes(layer: TokenBytes, rows: Rows) -> tuple[FloatColumn, FloatColumn]:

@@ -183,7 +183,11 @@ class Network:
         level = [fit for fit in self._fits if fit.crosses_nodes == group.crosses_nodes]
         if not level:
             return None
-        fit = min([fit for fit in level if fit.op is op] or level, key=lambda fit: _distance(fit, size, stride))
+        # The same layout, else the one that fewest doublings of group size and stride lie between.
+        fit = min(
+            [fit for fit in level if fit.op is op] or level,
+            key=lambda fit: abs(math.log2(fit.group_size / size)) + abs(math.log2(fit.stride / stride)),
+        )
         if group.crosses_nodes and (fit.op, fit.group_size, fit.stride) != (op, size, stride):
             return self._across(op, group, fit)
         return self._within(op, size, stride, fit) or Cost(
@@ -249,7 +253,7 @@ class Network:
     def _across_rate(self, group: Geometry, op: CollectiveOp) -> float:
         """A rank's assumed rate across nodes, bytes a second."""
         assert self._cluster.inter is not None  # ClusterSpec: several nodes have a link between them
-        return _rate(self._cluster.inter, self._cluster) * self._nic_share(group, op)
+        return _known_rate(self._cluster.inter, self._cluster) * LINK_EFFICIENCY * self._nic_share(group, op)
 
     def _nic_share(self, group: Geometry, op: CollectiveOp) -> float:
         """The share of a NIC that a rank has which sends across nodes, while all groups do."""
@@ -304,16 +308,6 @@ def _two_level_traffic(op: CollectiveOp, group: Geometry) -> tuple[float, float]
         return (local - 1) / n, (n - local) / n
     factor = 2.0 if op is CollectiveOp.ALL_REDUCE else 1.0
     return factor * (local - 1) / local, factor * (group.nodes - 1) / group.nodes / local
-
-
-def _distance(fit: LinkFit, size: int, stride: int) -> float:
-    """0 for the same layout; else how many doublings of group size and stride lie between."""
-    return abs(math.log2(fit.group_size / size)) + abs(math.log2(fit.stride / stride))
-
-
-def _rate(link: Link, cluster: ClusterSpec) -> float:
-    """The assumed bus bandwidth of a catalog link, bytes a second."""
-    return _known_rate(link, cluster) * LINK_EFFICIENCY
 
 
 def _known_rate(link: Link, cluster: ClusterSpec) -> float:

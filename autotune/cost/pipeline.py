@@ -113,7 +113,12 @@ def stage_slots(model: ModelSpec, layouts: Layouts, *, by_cost: bool = False) ->
     dense, moe = layer_counts(model)
     top = int(layouts.vpp.max(initial=1)) + 1
     codes, inverse = distinct((layouts.pp * top + layouts.vpp).astype(np.int64))
-    head = _head_layers(model) if by_cost else 0.0
+    head = 0.0
+    if by_cost:  # as nanotron counts (`block_compute_costs` of its Llama): a layer has four full projections, whatever
+        # the key heads, and the matrices of the MLP
+        width = (3 if model.gated else 2) * (model.top_k * model.expert_ffn if model.experts else model.ffn)
+        layer = 4.0 * model.heads * model.head_dim * model.hidden + width * model.hidden
+        head = model.vocab * model.hidden / layer
     split = [worst_stages(dense, moe, int(code) // top, int(code) % top, head) for code in codes]
     most = max((len(heavy) for heavy, _ in split), default=1)
     candidates = [heavy + late for heavy, late in split]
@@ -132,13 +137,6 @@ def stage_slots(model: ModelSpec, layouts: Layouts, *, by_cost: bool = False) ->
         np.ascontiguousarray(column) for column in rows[inverse].transpose(2, 1, 0)
     )
     return StageSlots(index, dense_in, moe_in, first, last, dense_before, moe_before, heavy=most)
-
-
-def _head_layers(model: ModelSpec) -> float:
-    """The head over a layer as nanotron counts them (`block_compute_costs` of its Llama): four full projections,
-    whatever the key heads, and the matrices of the MLP."""
-    width = (3 if model.gated else 2) * (model.top_k * model.expert_ffn if model.experts else model.ffn)
-    return model.vocab * model.hidden / (4.0 * model.heads * model.head_dim * model.hidden + width * model.hidden)
 
 
 def in_flight(

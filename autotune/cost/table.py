@@ -13,8 +13,11 @@ from autotune.specs import Plan, Recompute, Schedule, Workload
 IntColumn = npt.NDArray[np.int32]
 CodeColumn = npt.NDArray[np.int8]
 BoolColumn = npt.NDArray[np.bool_]
-FloatColumn = npt.NDArray[np.float64]
 IndexColumn = npt.NDArray[np.intp]
+Floats = npt.NDArray[np.float64]
+"""Of any shape; a column has one for each row."""
+
+FloatColumn = Floats
 RECOMPUTES = (Recompute.NONE, Recompute.SELECTIVE, Recompute.FULL)
 """The meaning of the `recompute` codes, by position."""
 
@@ -141,7 +144,7 @@ class Layouts:
             code = code * len(values) + inverse
             if code.size and int(code.max()) >= LUT_LIMIT:
                 _, code = distinct(code)
-        _, index, first = _first_rows(code)
+        index, first = _first_rows(code)
         columns = {name: getattr(table, name)[first].astype(np.float64) for name in FIELDS}
         return cls(**columns, index=index)
 
@@ -165,12 +168,12 @@ def distinct(column: npt.NDArray[np.integer]) -> tuple[Integers, IndexColumn]:
     return np.flatnonzero(seen), lut[column]
 
 
-def _first_rows(code: Integers) -> tuple[Integers, IndexColumn, IndexColumn]:
-    """(distinct codes, inverse, one row of each)."""
+def _first_rows(code: Integers) -> tuple[IndexColumn, IndexColumn]:
+    """(which distinct code each one is, one row of each)."""
     values, index = distinct(code)
     first = np.zeros(len(values), dtype=np.intp)
     first[index] = np.arange(len(code))
-    return values, index, first
+    return index, first
 
 
 # ----------------------------------------------------------------------------------------------------
@@ -204,9 +207,7 @@ class Shapes:
         sizes, micro_batch = distinct(table.micro_batch)
         code = by_layout[layouts.index] * len(sizes) + micro_batch
         code = code * 6 + table.sequence_parallel * 3 + table.recompute
-        values, index = distinct(code)
-        first = np.zeros(len(values), dtype=np.intp)
-        first[index] = np.arange(len(code))
+        index, first = _first_rows(code)
         layout = layouts.index[first]
         tp, cp = layouts.tp[layout], layouts.cp[layout]
         sequence_parallel = table.sequence_parallel[first]

@@ -65,22 +65,17 @@ def gradient_costs(
             total += alpha * collectives + size_bytes * held.max(axis=0, initial=0.0) * beta
         return total
 
+    tied = np.zeros(len(layouts))
+    if model.tied:
+        block, ends = layouts.tp * layouts.cp * layouts.dp, np.where(layouts.pp > 1, 2.0, 1.0)
+        alpha, beta = network.columns(CollectiveOp.ALL_REDUCE, ends, np.maximum(block * (layouts.pp - 1), 1.0))
+        tied = alpha + beta * (model.vocab * model.hidden * gradient) / layouts.tp
     return GradientCosts(
         worst(CollectiveOp.ALL_REDUCE, gradient, buckets),
         worst(CollectiveOp.REDUCE_SCATTER, gradient, layers),
         worst(CollectiveOp.ALL_GATHER, stored, layers),
-        _tied(model, gradient, layouts, network),
+        tied,
     )
-
-
-def _tied(model: ModelSpec, gradient_bytes: int, layouts: Layouts, network: Network) -> FloatColumn:
-    """Seconds of the exchange between first and last stage; zero where there is nothing to exchange."""
-    if not model.tied:
-        return np.zeros(len(layouts))
-    block = layouts.tp * layouts.cp * layouts.dp
-    size = np.where(layouts.pp > 1, 2.0, 1.0)
-    alpha, beta = network.columns(CollectiveOp.ALL_REDUCE, size, np.maximum(block * (layouts.pp - 1), 1.0))
-    return alpha + beta * (model.vocab * model.hidden * gradient_bytes) / layouts.tp
 
 
 def communication(

@@ -19,8 +19,8 @@ from autotune.search.ranking import Best, RankedPlan
 from autotune.search.space import Runtime
 from autotune.specs import Plan, Profile, Tuning
 
-# ----------------------------------------------------------------------------------------------------
-# Explanation: limits, losses and what-ifs of one plan among all legal ones, by estimate.
+MAX_RIVALS = 3
+MAX_LINES = 8
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -78,19 +78,19 @@ def rejection(plan: Plan, table: PlanTable, estimates: EstimateTable) -> Loss | 
     return loss(table.plan(best), steps[0], plan, steps[1], misfit(estimates, row))
 
 
-# ----------------------------------------------------------------------------------------------------
-# The explanation of a tuning: what limits its best plan, what each alternative loses, what would help.
-
-MAX_RIVALS = 3
-MAX_LINES = 8
-
-
 def explain_best(best: Best, tuning: Tuning, profile: Profile | None) -> Explanation:
-    """What was measured, and the estimates beside it; without estimates where the cluster has neither profile nor
-    catalog figures.
+    """Of a tuning: what was measured, and the estimates beside it; without estimates where the cluster has neither
+    profile nor catalog figures.
     """
+
+    def step(ranked: RankedPlan) -> StepParts:
+        traces = [trial.reading for trial in best.all_trials if trial.plan == ranked.plan and trial.reading]
+        seconds = tuning.workload.tokens_per_step / (ranked.tokens_per_s_per_gpu * tuning.cluster.devices)
+        return measured_step(traces, seconds)
+
+    plan, own = best.ranked.plan, step(best.ranked)
+    measured = [loss(plan, own, rival.plan, step(rival)) for rival in _rivals(plan, best.runners_up)]
     readings = [trial.reading for trial in best.trials if trial.reading is not None]
-    measured = _measured_losses(best, tuning)
     setting = Setting(
         model=tuning.model,
         cluster=tuning.cluster,
@@ -99,7 +99,6 @@ def explain_best(best: Best, tuning: Tuning, profile: Profile | None) -> Explana
         space=tuning.space,
         runtime=Runtime.TORCH,
     )
-    plan = best.ranked.plan
     table = setting.plans()
     try:
         estimates = setting.estimates(table)
@@ -119,15 +118,9 @@ def explain_best(best: Best, tuning: Tuning, profile: Profile | None) -> Explana
     )
 
 
-def _measured_losses(best: Best, tuning: Tuning) -> list[Loss]:
-    """Of the measured plans that tell most, fastest first."""
-    own = _step(best, best.ranked, tuning)
-    plan = best.ranked.plan
-    return [loss(plan, own, rival.plan, _step(best, rival, tuning)) for rival in _rivals(plan, best.runners_up)]
-
-
 def _rivals(plan: Plan, runners_up: Sequence[RankedPlan]) -> list[RankedPlan]:
-    """The fastest of each other (tp, pp, cp), three at most, and of each single other change."""
+    """The measured plans that tell most: the fastest of each other (tp, pp, cp), three at most, and of each single
+    other change."""
     degrees, single, found = {(plan.tp, plan.pp, plan.cp)}, set(), []
     for rival in runners_up:
         dimensions = changed(plan, rival.plan)
@@ -138,9 +131,3 @@ def _rivals(plan: Plan, runners_up: Sequence[RankedPlan]) -> list[RankedPlan]:
         degrees.add(other)
         single.add(alone)
     return found
-
-
-def _step(best: Best, ranked: RankedPlan, tuning: Tuning) -> StepParts:
-    readings = [trial.reading for trial in best.all_trials if trial.plan == ranked.plan and trial.reading]
-    seconds = tuning.workload.tokens_per_step / (ranked.tokens_per_s_per_gpu * tuning.cluster.devices)
-    return measured_step(readings, seconds)

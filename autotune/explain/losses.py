@@ -5,7 +5,7 @@ Measured parts are compared with measured parts, estimated with estimated ones; 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum, StrEnum
 from typing import Any
@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from autotune.cost.estimate import EstimateTable
-from autotune.cost.table import BoolColumn, PlanTable
+from autotune.cost.table import PlanTable
 from autotune.specs import Estimate, Plan, StepReading
 
 PART_WORDS = {
@@ -200,7 +200,9 @@ def neighbours(own: Plan, table: PlanTable, estimates: EstimateTable) -> list[in
     Of several, the fastest by estimate among those that fit; if none does, the one that misses by least.
     """
     wanted = PlanTable.of([own])
-    differs = [_differs(table, wanted, names) for names in DIMENSIONS]
+    differs = [
+        np.any([getattr(table, name) != getattr(wanted, name)[0] for name in names], axis=0) for names in DIMENSIONS
+    ]
     distance = np.sum(differs, axis=0)
     found = []
     for mask in differs:
@@ -211,13 +213,6 @@ def neighbours(own: Plan, table: PlanTable, estimates: EstimateTable) -> list[in
             weight, among = (estimates.step_time_s, fitting) if len(fitting) else (estimates.reserved_bytes, rows)
             found.append(int(among[np.argmin(weight[among])]))
     return list(dict.fromkeys(found))
-
-
-def _differs(table: PlanTable, wanted: PlanTable, names: Iterable[str]) -> BoolColumn:
-    mask = np.zeros(len(table), dtype=np.bool_)
-    for name in names:
-        mask |= getattr(table, name) != getattr(wanted, name)[0]
-    return mask
 
 
 def misfit(estimates: EstimateTable, row: int) -> str:

@@ -11,9 +11,11 @@ from typing import Any
 
 import numpy as np
 
+from autotune.cost.table import Floats
 from autotune.explain.losses import PART_WORDS, largest_parts
 from autotune.explain.whatif import Setting
-from autotune.search.physics import PARAMETERS, Floats, behaviour, prior_covariance
+from autotune.search.core import NINETY_PERCENT
+from autotune.search.physics import PARAMETERS, behaviour, prior_covariance
 from autotune.specs import ClusterSpec, Plan
 
 MAX_FACTOR = 64
@@ -21,9 +23,6 @@ MAX_FACTOR = 64
 
 MIN_MARGINAL = 0.5
 """More GPUs pay while the added ones contribute at least this share of what a GPU of the smallest cluster does."""
-
-HALF_WIDTH_SD = 1.645
-"""A 90 % interval of a normal distribution."""
 
 CRITERION = (
     f"more GPUs pay while those added by a step of the table contribute at least {MIN_MARGINAL:.0%} of what a GPU "
@@ -115,21 +114,45 @@ def scaling_curve(setting: Setting) -> ScalingCurve:
     """
     points: list[ScalePoint] = []
     left_out: list[int] = []
-    first_slopes: Floats = np.zeros(len(PARAMETERS))
+    first_slopes: Floats = np.zeros(0)
     for cluster in _sizes(setting.cluster):
         beyond = cluster.devices > setting.cluster.devices
         if beyond and _stop(points) < len(points):
             break
-        best = _best(replace(setting, cluster=cluster))
-        if best is None:
+        here = replace(setting, cluster=cluster)
+        table = here.plans()
+        estimates = here.estimates(table) if len(table) else None
+        if estimates is None or not estimates.fits.any():
             left_out.append(cluster.devices)
             if beyond and points:
                 break
             continue
-        point, slopes, covariance = best
+        row = int(np.argmin(np.where(estimates.fits, estimates.step_time_s, np.inf)))
+        found = estimates.row(row)
+        slopes = behaviour(estimates, np.zeros(len(PARAMETERS)), np.array([row])).slopes[0]
         if not points:
             first_slopes = slopes
-        points.append(_placed(point, points, slopes - first_slopes, covariance))
+        # What moves the first point and this one alike does not move E.
+        more = slopes - first_slopes
+        spread = float(np.exp(NINETY_PERCENT * np.sqrt(more @ prior_covariance(estimates) @ more)))
+        speed, marginal = found.tokens_per_s_per_gpu, None
+        first = points[0].tokens_per_s_per_gpu if points else speed
+        if points:
+            added = cluster.devices * speed - points[-1].devices * points[-1].tokens_per_s_per_gpu
+            marginal = added / (cluster.devices - points[-1].devices) / first
+        limits = (f"{part} {share:.0%}" for part, share in largest_parts(found) if part != PART_WORDS["compute"])
+        points.append(
+            ScalePoint(
+                devices=cluster.devices,
+                nodes=cluster.nodes,
+                plan=table.plan(row),
+                tokens_per_s_per_gpu=speed,
+                efficiency=speed / first,
+                interval=(speed / first / spread, speed / first * spread),
+                marginal=marginal,
+                limit=next(limits, ""),
+            )
+        )
     stop = _stop(points)
     return ScalingCurve(
         points=points,
@@ -155,54 +178,3 @@ def _sizes(cluster: ClusterSpec) -> Iterator[ClusterSpec]:
     powers = {2**i for i in range(most.bit_length()) if 2**i <= most}
     for nodes in sorted(powers | {cluster.nodes}):
         yield cluster.model_copy(update={"nodes": nodes})
-
-
-def _best(setting: Setting) -> tuple[ScalePoint, Floats, Floats] | None:
-    """The best plan of one cluster, placed nowhere yet; the slopes of its ln(step time) by physical parameter, and how
-    uncertain these are."""
-    table = setting.plans()
-    if not len(table):
-        return None
-    estimates = setting.estimates(table)
-    if not estimates.fits.any():
-        return None
-    row = int(np.argmin(np.where(estimates.fits, estimates.step_time_s, np.inf)))
-    slopes = behaviour(estimates, np.zeros(len(PARAMETERS)), np.array([row])).slopes[0]
-    found = estimates.row(row)
-    limit = next((f"{part} {share:.0%}" for part, share in largest_parts(found) if part != PART_WORDS["compute"]), "")
-    point = ScalePoint(
-        devices=setting.cluster.devices,
-        nodes=setting.cluster.nodes,
-        plan=table.plan(row),
-        tokens_per_s_per_gpu=found.tokens_per_s_per_gpu,
-        efficiency=1.0,
-        interval=(1.0, 1.0),
-        marginal=None,
-        limit=limit,
-    )
-    return point, slopes, prior_covariance(estimates)
-
-
-def _placed(point: ScalePoint, before: Sequence[ScalePoint], slopes: Floats, covariance: Floats) -> ScalePoint:
-    """The point with its figures relative to the first and the last one.
-
-    Args:
-        point: to be placed.
-        before: the smaller ones; the first has E = 1.
-        slopes: [parameters] by which the parameters move ln(step time) more here than at the first point: what moves
-            both alike does not move E.
-        covariance: [parameters, parameters] of the parameters.
-    """
-    if not before:
-        return point
-    first, last = before[0], before[-1]
-    efficiency = point.tokens_per_s_per_gpu / first.tokens_per_s_per_gpu
-    sd = float(np.sqrt(slopes @ covariance @ slopes))
-    added = point.devices * point.tokens_per_s_per_gpu - last.devices * last.tokens_per_s_per_gpu
-    spread = float(np.exp(HALF_WIDTH_SD * sd))
-    return replace(
-        point,
-        efficiency=efficiency,
-        interval=(efficiency / spread, efficiency * spread),
-        marginal=added / (point.devices - last.devices) / first.tokens_per_s_per_gpu,
-    )

@@ -86,25 +86,42 @@ def what_ifs(setting: Setting, table: PlanTable, estimates: EstimateTable) -> li
 
 
 def _changes(setting: Setting) -> Iterator[tuple[str, Setting, bool]]:
-    """(change in words, the changed setting, whether the legal plans stay the same)."""
-    cluster, workload = setting.cluster, setting.workload
+    """(change in words, the changed setting, whether the legal plans stay the same).
+
+    Speeds change in the catalog's figures and in the profile's alike.
+    """
+    cluster, profile, model, workload = setting.cluster, setting.profile, setting.model, setting.workload
+    device = cluster.device
     if cluster.gpus_per_node > 1:
         yield "twice the bandwidth inside a node", _faster_links(setting, inter=False), True
     if cluster.nodes > 1:
         yield "twice the bandwidth between nodes", _faster_links(setting, inter=True), True
-    memory = cluster.device.model_copy(update={"memory_bytes": 2 * cluster.device.memory_bytes})
-    yield "twice the memory a device", replace(setting, cluster=cluster.model_copy(update={"device": memory})), True
-    yield "twice the matrix FLOP/s a device", _faster_device(setting), True
-    yield "half the cost of launching a kernel (compiled or captured kernels)", _cheaper_launches(setting), True
+    more = device.model_copy(update={"memory_bytes": 2 * device.memory_bytes})
+    yield "twice the memory a device", replace(setting, cluster=cluster.model_copy(update={"device": more})), True
+    faster_fit, cheaper_fit = profile, profile
+    if profile is not None and profile.compute is not None:
+        fit = profile.compute
+        twice = fit.model_copy(update={"flops_per_s": 2.0 * fit.flops_per_s})
+        half = fit.model_copy(update={"launch_s": 0.5 * fit.launch_s})
+        faster_fit, cheaper_fit = (profile.model_copy(update={"compute": each}) for each in (twice, half))
+    peaks = {dtype: 2.0 * peak for dtype, peak in device.peak_flops_per_s.items()}
+    faster = cluster.model_copy(update={"device": device.model_copy(update={"peak_flops_per_s": peaks})})
+    yield "twice the matrix FLOP/s a device", replace(setting, cluster=faster, profile=faster_fit), True
+    cheaper = replace(setting.framework, kernel_s=0.5 * setting.framework.kernel_s)
+    change = "half the cost of launching a kernel (compiled or captured kernels)"
+    yield change, replace(setting, profile=cheaper_fit, framework=cheaper), True
     larger = workload.model_copy(update={"global_batch": 2 * workload.global_batch})
     yield "twice the global batch", replace(setting, workload=larger), False
-    model = setting.model
     if model.layers % 4 == 0 and not model.experts and model.latent_attention is None:
-        yield "a model of about the same size with a quarter of the layers, twice as wide", _wider(setting), False
+        # 12 L h² parameters stay the same with L / 4 and 2 h; heads keep their size.
+        doubled = {name: 2 * getattr(model, name) for name in ("hidden", "heads", "kv_heads", "ffn")}
+        wider = model.model_copy(update={"layers": model.layers // 4, **doubled})
+        change = "a model of about the same size with a quarter of the layers, twice as wide"
+        yield change, replace(setting, model=wider), False
 
 
 def _faster_links(setting: Setting, *, inter: bool) -> Setting:
-    """Links of one level at twice their rate, in the catalog's figures and in the profile's."""
+    """Links of one level at twice their rate."""
     cluster, profile = setting.cluster, setting.profile
     name = "inter" if inter else "intra"
     link: Link = getattr(cluster, name)
@@ -117,29 +134,3 @@ def _faster_links(setting: Setting, *, inter: bool) -> Setting:
         )
         profile = profile.model_copy(update={"links": links})
     return replace(setting, cluster=changed, profile=profile)
-
-
-def _faster_device(setting: Setting) -> Setting:
-    device, profile = setting.cluster.device, setting.profile
-    peaks = {dtype: 2.0 * peak for dtype, peak in device.peak_flops_per_s.items()}
-    faster = device.model_copy(update={"peak_flops_per_s": peaks})
-    if profile is not None and profile.compute is not None:
-        compute = profile.compute.model_copy(update={"flops_per_s": 2.0 * profile.compute.flops_per_s})
-        profile = profile.model_copy(update={"compute": compute})
-    return replace(setting, cluster=setting.cluster.model_copy(update={"device": faster}), profile=profile)
-
-
-def _cheaper_launches(setting: Setting) -> Setting:
-    profile = setting.profile
-    if profile is not None and profile.compute is not None:
-        compute = profile.compute.model_copy(update={"launch_s": 0.5 * profile.compute.launch_s})
-        profile = profile.model_copy(update={"compute": compute})
-    framework = replace(setting.framework, kernel_s=0.5 * setting.framework.kernel_s)
-    return replace(setting, profile=profile, framework=framework)
-
-
-def _wider(setting: Setting) -> Setting:
-    """12 L h² parameters stay the same with L / 4 and 2 h; heads keep their size."""
-    model = setting.model
-    doubled = {name: 2 * getattr(model, name) for name in ("hidden", "heads", "kv_heads", "ffn")}
-    return replace(setting, model=model.model_copy(update={"layers": model.layers // 4, **doubled}))

@@ -107,10 +107,6 @@ def _counted(count: int, noun: str) -> str:
     return f"{count} {noun}" + ("s" if count != 1 else "")
 
 
-# ----------------------------------------------------------------------------------------------------
-# The environment of a pool's gangs: the one that all trials of a tuning are measured in, as one fingerprint.
-
-
 def common_environment(ready: Sequence[Node]) -> str:
     """The environment that most of these nodes have; empty without nodes."""
     counts = Counter(node.environment_key for node in ready)

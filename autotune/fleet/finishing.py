@@ -47,8 +47,8 @@ def finish(store: FleetStore, queue: Queue, job: Job, ending: Ending) -> Job | N
         _hold_to_account(store, verdict)
         if ended.tuning_id is not None:
             queue.advance(ended.tuning_id)
-        if ended.purpose is JobPurpose.REGRESSION:
-            queue.check(ended.id)
+        elif ended.purpose is JobPurpose.REGRESSION:
+            queue.advance(ended.id)
         schedule(store, queue, ended.pool)
     return ended
 

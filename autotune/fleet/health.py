@@ -1,5 +1,12 @@
-"""Health probes: whether a quarantined node may come back, judged by what it does and by what its peers do; which nodes
-are checked now, and what follows from a probe of a check."""
+"""Health probes: whether a quarantined node may come back, judged by what it does and by what its peers do.
+
+A check is one probe after another on the node alone: an all-reduce at two sizes where it has several devices, then a
+layer. Each must pass, and be no slower than SLOW_SHARE of the median of the pool's other nodes. Where fewer than two
+others were ever measured, they are measured first.
+
+A check that failed doubles the time to the next one. A probe that was cut off (its worker or ranks were killed) says
+nothing about the node: the next one comes after FIRST_BACK_OFF_S, however often that happens.
+"""
 
 from __future__ import annotations
 
@@ -35,16 +42,6 @@ from autotune.specs import (
     StepRequest,
     Workload,
 )
-
-# ----------------------------------------------------------------------------------------------------
-# Health probes: whether a quarantined node may come back, judged by what it does and by what its pool does.
-#
-# A check is one probe after another on the node alone: an all-reduce at two sizes where it has several devices, then a
-# layer. Each must pass, and be no slower than SLOW_SHARE of the median of the pool's other nodes. Where fewer than two
-# others were ever measured, they are measured first.
-#
-# A check that failed doubles the time to the next one. A probe that was cut off (its worker or ranks were killed) says
-# nothing about the node: the next one comes after FIRST_BACK_OFF_S, however often that happens.
 
 SLOW_SHARE = 0.7
 PEERS = 2
@@ -152,9 +149,6 @@ def _speeds(readings: Sequence[object]) -> Speeds:
             found[f"{reading.part}"] = 1.0 / (reading.forward_s + reading.backward_s)
     return found
 
-
-# ----------------------------------------------------------------------------------------------------
-# Health checks under way: which nodes are checked now, and what follows from a probe of a check.
 
 HEALTH = "health"
 """The kind of incident that a failed or slow health probe is."""

@@ -74,14 +74,10 @@ class LocalQueue:
     def __init__(self) -> None:
         self.due: deque[tuple[str, int] | None] = deque()
 
-    def advance(self, *tuning_ids: str) -> bool:
+    def advance(self, *ids: str) -> bool:
         """The next step is due."""
         self.due.append(None)
         return True
-
-    def check(self, job_id: str) -> bool:
-        """Likewise, of a check."""
-        return self.advance(job_id)
 
     def run(self, node: str, job_id: str, token: int) -> bool:
         """A job is to be run."""

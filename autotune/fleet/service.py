@@ -298,10 +298,6 @@ def require_no_pool(store: FleetStore, cluster: ClusterSpec) -> None:
         raise StoreConflictError(f"cluster {cluster.name!r} is a pool with nodes of other hardware: give another name")
 
 
-# ----------------------------------------------------------------------------------------------------
-# A request to a fleet, as it is stored: the tuning that it asks for, and the key by which equal requests share one.
-
-
 def submission_of(
     model: ModelSpec,
     cluster: ClusterSpec,

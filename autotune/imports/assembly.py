@@ -168,11 +168,20 @@ def run_of(log: TrainingLog, stated: Stated) -> ImportedRun:
             too few steps; names the file, the line and what is allowed.
     """
     cluster, file = stated.cluster, log.file
-    _require_cluster(log, cluster)
+    devices, gpu = log.facts.get("devices"), log.facts.get("gpu")
+    if devices is not None and devices.value != cluster.devices:
+        allowed = f"--cluster {cluster.name} has {cluster.devices} devices"
+        raise file.bad(devices.line, "devices", devices.value, allowed)
+    if gpu is not None:
+        require_gpu(file, gpu.line, str(gpu.value), cluster)
     model = model_of(log, stated.model)
     workload, plan = _workload(log, stated), _plan(log, stated)
     _require_possible(log, model, workload, plan, cluster)
-    reserved, allocated = (_peak(log, peak, cluster) for peak in (log.reserved_bytes, log.allocated_bytes))
+    for peak in (log.reserved_bytes, log.allocated_bytes):
+        if peak is not None and peak > cluster.device.memory_bytes:
+            has = f"a {cluster.device.name} has {cluster.device.memory_bytes / GIB:.1f} GiB"
+            raise InputError(f"{file.name}, peak memory", f"{peak / GIB:.1f} GiB", has)
+    reserved, allocated = (round(peak) if peak else None for peak in (log.reserved_bytes, log.allocated_bytes))
     broken = file.out_of_memory()
     common = {
         "framework": log.framework, "model": model, "cluster": cluster, "workload": workload, "plan": plan,
@@ -182,15 +191,6 @@ def run_of(log: TrainingLog, stated: Stated) -> ImportedRun:
         failure = Failure(kind=FailureKind.OOM, message=file.lines[broken - 1].strip()[:300])
         return ImportedRun.model_validate({**common, "where": file.where(broken), "failure": failure})
     return ImportedRun.model_validate({**common, **_speed(log, model, workload, cluster)})
-
-
-def _require_cluster(log: TrainingLog, cluster: ClusterSpec) -> None:
-    devices, gpu = log.facts.get("devices"), log.facts.get("gpu")
-    if devices is not None and devices.value != cluster.devices:
-        allowed = f"--cluster {cluster.name} has {cluster.devices} devices"
-        raise log.file.bad(devices.line, "devices", devices.value, allowed)
-    if gpu is not None:
-        require_gpu(log.file, gpu.line, str(gpu.value), cluster)
 
 
 def _workload(log: TrainingLog, stated: Stated) -> Workload:
@@ -255,13 +255,6 @@ def _require_possible(log: TrainingLog, model: ModelSpec, workload: Workload, pl
     for holds, reason in reasons:
         if holds:
             raise InputError(f"{log.file.name}, plan", plan.key, reason)
-
-
-def _peak(log: TrainingLog, peak_bytes: float | None, cluster: ClusterSpec) -> int | None:
-    if peak_bytes is not None and peak_bytes > cluster.device.memory_bytes:
-        allowed = f"a {cluster.device.name} has {cluster.device.memory_bytes / GIB:.1f} GiB"
-        raise InputError(f"{log.file.name}, peak memory", f"{peak_bytes / GIB:.1f} GiB", allowed)
-    return round(peak_bytes) if peak_bytes else None
 
 
 def _speed(log: TrainingLog, model: ModelSpec, workload: Workload, cluster: ClusterSpec) -> dict[str, object]:

@@ -32,8 +32,9 @@ def read(file: LogFile) -> TrainingLog:
         if match := _STEP.search(text):
             per_s = file.positive(line, "CurrSamplesPerSec", match[2])
             samples.append(LoggedStep(line=line, number=file.step(line, match[1]), samples_per_s=per_s))
-            if peak := _PEAK.search(text):
-                _memory(log, line, peak[1])
+            peak = _PEAK.search(text)
+            if peak and float(peak[1]) != 0.0:  # 0.0 GB stands for what the device did not count
+                log.allocate(file.positive(line, "MaxMemAllocated", peak[1]) * GIB)
         elif match := _PIPELINE.search(text):
             time_s = file.positive(line, "iter time (s)", match[2])
             log.steps.append(LoggedStep(line=line, number=file.step(line, match[1]), time_s=time_s))
@@ -41,12 +42,6 @@ def read(file: LogFile) -> TrainingLog:
             _config(log, line, match[1], match[2])
     log.steps = log.steps or samples
     return log
-
-
-def _memory(log: TrainingLog, line: int, text: str) -> None:
-    """0.0 GB stands for what the device did not count."""
-    if float(text) != 0.0:
-        log.allocate(log.file.positive(line, "MaxMemAllocated", text) * GIB)
 
 
 def _config(log: TrainingLog, line: int, name: str, text: str) -> None:

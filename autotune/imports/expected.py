@@ -9,14 +9,14 @@ from typing import Any
 import numpy as np
 
 from autotune.cost.table import PlanTable
-from autotune.imports.learning import Readings, alike, framework_of, same_request, transfers_from, trials_of, with_links
+from autotune.imports.learning import Readings, framework_of, same_request, transfers_from, trials_of, with_links
 from autotune.search.core import NINETY_PERCENT, Search
 from autotune.search.offline import nearest_misses
+from autotune.search.peaks import MAY_FIT
 from autotune.search.ranking import RankedPlan
+from autotune.search.transfer import alike
 from autotune.specs import ClusterSpec, Estimate, ModelSpec, Plan, Profile, Workload
 from autotune.specs.imported import ImportedRun
-
-MAY_FIT = 0.5
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -126,26 +126,11 @@ def rank_with_history(
         model, cluster, workload, plans=table, profile=with_links(profile, cluster, found), history=trials_of(same),
         transfers=transfers, framework=framework,
     )  # fmt: skip
-    plans = _expected(search, limit)
-    if not plans:
-        nearest_misses(model, cluster, workload, table, profile=profile)
-    return ExpectedRanking(
-        legal=search.legal,
-        same=len(same),
-        transfers=len(transfers),
-        readings=len(found),
-        framework=framework.name,
-        plans=tuple(plans),
-    )
-
-
-def _expected(search: Search, limit: int) -> list[ExpectedPlan]:
     posterior = search.posterior()
     measured = {ranked.plan: ranked for ranked in search.ranking()}
     rows = np.flatnonzero(posterior.p_fits >= MAY_FIT)
-    order = rows[np.argsort(-posterior.log_mean[rows], kind="stable")][:limit]
     plans = []
-    for row in (int(i) for i in order):
+    for row in rows[np.argsort(-posterior.log_mean[rows], kind="stable")][:limit].tolist():
         plan, middle = search.table.plan(row), float(np.exp(posterior.log_mean[row]))
         spread = float(np.exp(NINETY_PERCENT * posterior.log_sd[row]))
         plans.append(
@@ -158,4 +143,13 @@ def _expected(search: Search, limit: int) -> list[ExpectedPlan]:
                 imported=measured.get(plan),
             )
         )
-    return plans
+    if not plans:
+        nearest_misses(model, cluster, workload, table, profile=profile)
+    return ExpectedRanking(
+        legal=search.legal,
+        same=len(same),
+        transfers=len(transfers),
+        readings=len(found),
+        framework=framework.name,
+        plans=tuple(plans),
+    )

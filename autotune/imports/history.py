@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import csv
-from collections.abc import Iterable
 from pathlib import Path
 
 from autotune.backtest.groups import network_readings
@@ -32,7 +31,15 @@ def read(
     _require_whole(path)
     rows, skipped = read_runs(path, clusters, skip_bad=skip_bad)
     runs = [_imported(row, model) for row in rows]
-    return runs, _readings(rows), [f"left out: {item.reason}" for item in skipped]
+    by_group: dict[tuple[str, str], list[Run]] = {}
+    for row in rows:
+        by_group.setdefault((row.group, row.cluster.key), []).append(row)
+    readings = [
+        ImportedReading(where=group[0].where, cluster=group[0].cluster, reading=reading)
+        for group in by_group.values()
+        for reading in network_readings(group)
+    ]
+    return runs, readings, [f"left out: {item.reason}" for item in skipped]
 
 
 def _require_whole(path: Path) -> None:
@@ -52,13 +59,20 @@ def _require_whole(path: Path) -> None:
 
 
 def _imported(run: Run, model: ModelSpec | None) -> ImportedRun:
+    """The row as a run of `model`, whose shape it must have, or of its own where there is none."""
+    model = model or run.model
+    for name in COMPARED:
+        found, wanted = getattr(run.model, name), getattr(model, name)
+        if found != wanted:
+            allowed = f"the row is of {run.model.name}; {model.name} has {name}={wanted}"
+            raise InputError(f"{run.where}, column {name}", found, allowed)
     speed = run.tokens_per_s_per_gpu
     kind = FailureKind.OOM if run.status is RunStatus.OOM else FailureKind.CRASH
     return ImportedRun(
         where=run.where,
         framework=framework_of(run.source).name,
         group=run.group,
-        model=run.model if model is None else _agreed(run, model),
+        model=model,
         cluster=run.cluster,
         workload=run.workload,
         plan=run.plan,
@@ -67,23 +81,3 @@ def _imported(run: Run, model: ModelSpec | None) -> ImportedRun:
         peak_allocated_bytes=round(run.allocated_bytes) if run.allocated_bytes else None,
         failure=None if speed is not None else Failure(kind=kind, message=f"status {run.status.value}"),
     )
-
-
-def _agreed(run: Run, model: ModelSpec) -> ModelSpec:
-    for name in COMPARED:
-        found, wanted = getattr(run.model, name), getattr(model, name)
-        if found != wanted:
-            allowed = f"the row is of {run.model.name}; {model.name} has {name}={wanted}"
-            raise InputError(f"{run.where}, column {name}", found, allowed)
-    return model
-
-
-def _readings(rows: Iterable[Run]) -> list[ImportedReading]:
-    by_group: dict[tuple[str, str], list[Run]] = {}
-    for row in rows:
-        by_group.setdefault((row.group, row.cluster.key), []).append(row)
-    return [
-        ImportedReading(where=group[0].where, cluster=group[0].cluster, reading=reading)
-        for group in by_group.values()
-        for reading in network_readings(group)
-    ]

@@ -10,13 +10,14 @@ from datetime import UTC, datetime
 
 import numpy as np
 
+from autotune.backtest.groups import stated_reading
 from autotune.cost.calibrate import fit_links, fit_profile
 from autotune.cost.estimate import estimate_table
 from autotune.cost.framework import FRAMEWORKS, TORCH, Framework
 from autotune.cost.table import PlanTable
 from autotune.errors import MissingMeasurementError
 from autotune.search.posterior import TransferObservation
-from autotune.search.transfer import Shown, merged, transfers_of
+from autotune.search.transfer import Shown, alike, merged, transfers_of
 from autotune.specs import (
     ClusterSpec,
     CollectiveReading,
@@ -24,7 +25,6 @@ from autotune.specs import (
     ModelSpec,
     Plan,
     Profile,
-    StepReading,
     Trial,
     TrialState,
     Workload,
@@ -55,7 +55,33 @@ def framework_of(runs: Sequence[ImportedRun]) -> Framework:
 def trials_of(runs: Iterable[ImportedRun]) -> list[Trial]:
     """Runs as ended trials, for Search(history=...). A run that failed otherwise than of memory teaches nothing."""
     told = (run for run in runs if run.failure is None or run.failure.kind is FailureKind.OOM)
-    return [_trial(number, run) for number, run in enumerate(told)]
+    trials = []
+    for number, run in enumerate(told):
+        speed, reading = run.tokens_per_s_per_gpu, None
+        if speed is not None:
+            reading = stated_reading(
+                speed,
+                run.interval_tokens_per_s_per_gpu or (speed, speed),
+                run.workload.tokens_per_step / (speed * run.cluster.devices),
+                reserved_bytes=run.peak_reserved_bytes,
+                # What was allocated is no peak of what counts, unless what was reserved is known too.
+                allocated_bytes=run.peak_allocated_bytes if run.peak_reserved_bytes else None,
+                memory_source=f"import: {run.where}",
+                setup_s=0.0,
+            )
+        trials.append(
+            Trial(
+                id=f"imported-{number}",
+                tuning_id="",
+                number=number,
+                plan=run.plan,
+                state=TrialState.COMPLETE if run.failure is None else TrialState.FAILED,
+                reading=reading,
+                failure=run.failure,
+                started_at=UNKNOWN_MOMENT,
+            )
+        )
+    return trials
 
 
 def transfers_from(
@@ -74,11 +100,13 @@ def transfers_from(
     for run in runs:
         if alike(run.cluster, cluster):
             groups.setdefault((*_request(run), run.framework), []).append(run)
-    return merged(
-        transfer
-        for group in groups.values()
-        for transfer in _transfers(group, _calibration(group[0].cluster, cluster, readings, profile))
-    )
+    found: list[TransferObservation] = []
+    for group in groups.values():
+        there, calibration = group[0].cluster, profile
+        if profile is not None and there.key != cluster.key:  # its links are of other layouts
+            calibration = profile.model_copy(update={"cluster_key": there.key, "links": ()})
+        found += _transfers(group, with_links(calibration, there, readings(there)))
+    return merged(found)
 
 
 def fastest_plans(runs: Iterable[ImportedRun], limit: int) -> list[Plan]:
@@ -98,23 +126,8 @@ def with_links(profile: Profile | None, cluster: ClusterSpec, readings: Sequence
     return profile.model_copy(update={"links": (*profile.links, *more)})
 
 
-def alike(one: ClusterSpec, other: ClusterSpec) -> bool:
-    """Whether two clusters have the same devices and links. The size of a node counts where both have several."""
-    same_nodes = one.gpus_per_node == other.gpus_per_node or 1 in {one.nodes, other.nodes}
-    return one.device == other.device and one.intra == other.intra and same_nodes
-
-
 def _request(run: ImportedRun) -> tuple[str, str, str]:
     return run.model.key, run.cluster.key, run.workload.key
-
-
-def _calibration(
-    cluster: ClusterSpec, asked: ClusterSpec, readings: Readings, profile: Profile | None
-) -> Profile | None:
-    """The profile for runs on a cluster: the asked one's, without its links where the layouts are others."""
-    if profile is not None and cluster.key != asked.key:
-        profile = profile.model_copy(update={"cluster_key": cluster.key, "links": ()})
-    return with_links(profile, cluster, readings(cluster))
 
 
 def _transfers(group: Sequence[ImportedRun], profile: Profile | None) -> list[TransferObservation]:
@@ -129,54 +142,15 @@ def _transfers(group: Sequence[ImportedRun], profile: Profile | None) -> list[Tr
         estimates = estimate_table(first.model, first.cluster, first.workload, table, profile, framework)
     except MissingMeasurementError:
         return []  # an error of the estimate shows only where there is one
-    return transfers_of(plans, estimates, [_shown(by_plan[plan]) for plan in plans])
-
-
-def _shown(repeats: Sequence[ImportedRun]) -> Shown:
-    """Repeats of a plan pooled: the mean speed of those that ran, the highest peak."""
-    speeds = [run.tokens_per_s_per_gpu for run in repeats if run.tokens_per_s_per_gpu is not None]
-    return Shown(
-        tokens_per_s_per_gpu=float(np.mean(speeds)) if speeds else None,
-        peak_bytes=max((run.peak_reserved_bytes for run in repeats if run.peak_reserved_bytes), default=None),
-        out_of_memory=not speeds and any(run.failure and run.failure.kind is FailureKind.OOM for run in repeats),
-    )
-
-
-def _trial(number: int, run: ImportedRun) -> Trial:
-    return Trial(
-        id=f"imported-{number}",
-        tuning_id="",
-        number=number,
-        plan=run.plan,
-        state=TrialState.COMPLETE if run.failure is None else TrialState.FAILED,
-        reading=None if run.tokens_per_s_per_gpu is None else _reading(run, run.tokens_per_s_per_gpu),
-        failure=run.failure,
-        started_at=UNKNOWN_MOMENT,
-    )
-
-
-def _reading(run: ImportedRun, speed: float) -> StepReading:
-    """Only what is known of a run. Peaks of 0 mean that no memory is known, and teach nothing of it."""
-    step_s = run.workload.tokens_per_step / (speed * run.cluster.devices)
-    return StepReading(
-        tokens_per_s_per_gpu=speed,
-        interval_tokens_per_s_per_gpu=run.interval_tokens_per_s_per_gpu or (speed, speed),
-        step_time_s=step_s,
-        step_times_s=(step_s,),
-        warmup_times_s=(),
-        steady=True,
-        traced_step_s=None,
-        t_calc_s=None,
-        t_comm_s=None,
-        t_comm_exposed_s=None,
-        mu=None,
-        mfu=None,
-        # What was allocated is no peak of what counts, unless what was reserved is known too.
-        peak_allocated_bytes=run.peak_allocated_bytes or 0 if run.peak_reserved_bytes else 0,
-        peak_reserved_bytes=run.peak_reserved_bytes or 0,
-        memory_source=f"import: {run.where}",
-        losses=(),
-        pruned=False,
-        setup_s=0.0,
-        ranks=(),
-    )
+    pooled = []
+    for repeats in by_plan.values():  # the mean speed of those that ran, the highest peak
+        speeds = [run.tokens_per_s_per_gpu for run in repeats if run.tokens_per_s_per_gpu is not None]
+        failures = [run.failure.kind for run in repeats if run.failure is not None]
+        pooled.append(
+            Shown(
+                tokens_per_s_per_gpu=float(np.mean(speeds)) if speeds else None,
+                peak_bytes=max((run.peak_reserved_bytes for run in repeats if run.peak_reserved_bytes), default=None),
+                out_of_memory=not speeds and FailureKind.OOM in failures,
+            )
+        )
+    return transfers_of(plans, estimates, pooled)

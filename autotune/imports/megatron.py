@@ -40,30 +40,22 @@ def read(file: LogFile) -> TrainingLog:
     arguments: dict[str, tuple[int, str]] = {}
     for line, text in file:
         if match := _ITERATION.search(text):
-            _iteration(log, line, file.step(line, match[1]), text)
+            number, time = file.step(line, match[1]), _TIME.search(text)
+            if time is None:
+                log.notes.append(f"line {line}: an iteration without its time, left out")
+                continue
+            time_ms = file.positive(line, "elapsed time per iteration (ms)", time[1])
+            log.steps.append(LoggedStep(line=line, number=number, time_s=time_ms / 1e3))
+            if batch := _BATCH.search(text):
+                log.state("global_batch", file.count(line, "global batch size", batch[1]), line)
         elif match := _ARGUMENT.match(text):
             arguments[match[1]] = (line, match[2])
         elif match := _MEMORY.search(text):
-            _memory(log, line, match[1])
+            for kind, figure in _PEAK.findall(match[1]):
+                count_bytes = file.positive(line, f"max {kind}", figure) * MIB
+                (log.reserve if kind == "reserved" else log.allocate)(count_bytes)
     _state(log, arguments)
     return log
-
-
-def _iteration(log: TrainingLog, line: int, number: int, text: str) -> None:
-    time, batch = _TIME.search(text), _BATCH.search(text)
-    if time is None:
-        log.notes.append(f"line {line}: an iteration without its time, left out")
-        return
-    time_ms = log.file.positive(line, "elapsed time per iteration (ms)", time[1])
-    log.steps.append(LoggedStep(line=line, number=number, time_s=time_ms / 1e3))
-    if batch is not None:
-        log.state("global_batch", log.file.count(line, "global batch size", batch[1]), line)
-
-
-def _memory(log: TrainingLog, line: int, text: str) -> None:
-    for kind, figure in _PEAK.findall(text):
-        count_bytes = log.file.positive(line, f"max {kind}", figure) * MIB
-        (log.reserve if kind == "reserved" else log.allocate)(count_bytes)
 
 
 def _state(log: TrainingLog, arguments: Arguments) -> None:

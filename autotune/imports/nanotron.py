@@ -32,7 +32,15 @@ def read(file: LogFile) -> TrainingLog:
     log = TrainingLog(file=file, framework="nanotron")
     for line, text in file:
         if match := _ITERATION.search(text):
-            _iteration(log, line, match[1], text)
+            time, batch = _TIME.search(text), _BATCH.search(text)
+            if time is None:
+                log.notes.append(f"line {line}: an iteration without its time, left out")
+                continue
+            time_s = _figure(file, line, "elapsed_time_per_iteration_ms", time[1]) / 1e3
+            count = _figure(file, line, "iteration", match[1])
+            log.steps.append(LoggedStep(line=line, number=round(count), time_s=time_s))
+            if batch is not None and "K" not in batch[1]:  # 1.02K may be 1,020 or 1,024
+                log.state("global_batch", file.count(line, "global_batch_size", batch[1]), line)
         elif match := _MEMORY.search(text):
             log.allocate(file.positive(line, "Peak allocated", match[1]) * MIB)
             log.reserve(file.positive(line, "Peak reserved", match[2]) * MIB)
@@ -43,18 +51,6 @@ def read(file: LogFile) -> TrainingLog:
         for name, value in (("gated", True), ("norm", "rmsnorm"), ("position", "rope"), ("linear_bias", False)):
             log.state(name, value, log.facts["layers"].line, implied=True)
     return log
-
-
-def _iteration(log: TrainingLog, line: int, number: str, text: str) -> None:
-    time, batch = _TIME.search(text), _BATCH.search(text)
-    if time is None:
-        log.notes.append(f"line {line}: an iteration without its time, left out")
-        return
-    time_s = _figure(log.file, line, "elapsed_time_per_iteration_ms", time[1]) / 1e3
-    count = _figure(log.file, line, "iteration", number)
-    log.steps.append(LoggedStep(line=line, number=round(count), time_s=time_s))
-    if batch is not None and "K" not in batch[1]:  # 1.02K may be 1,020 or 1,024
-        log.state("global_batch", log.file.count(line, "global_batch_size", batch[1]), line)
 
 
 def _figure(file: LogFile, line: int, what: str, text: str) -> float:

@@ -52,7 +52,12 @@ def read(file: LogFile, cluster: ClusterSpec) -> tuple[list[ImportedReading], li
         InputError: a test of another operation, on other hardware, of a layout that the cluster does not have, with
             wrong data, or a figure that cannot be.
     """
-    sweep = _Sweep(op=_operation(file), group_size=_group_size(file, cluster), iterations=_iterations(file))
+    counts = (
+        file.count(line, "iters", match[1])
+        for line, text in file
+        if text.startswith("#") and (match := _ITERATIONS.search(text))
+    )
+    sweep = _Sweep(op=_operation(file), group_size=_group_size(file, cluster), iterations=next(counts, 1))
     if sweep.op is CollectiveOp.SEND_RECV and sweep.group_size != 2:
         raise InputError(file.name, sweep.group_size, "a sendrecv of 2 ranks is needed: more of them are a ring")
     found: list[ImportedReading] = []
@@ -66,14 +71,10 @@ def read(file: LogFile, cluster: ClusterSpec) -> tuple[list[ImportedReading], li
                 found.append(ImportedReading(where=file.where(line), cluster=cluster, reading=reading))
     if not found:
         raise InputError(file.name, "no rows", "at least one complete row with a size and its time is needed")
-    return found, _notes(file)
-
-
-def _notes(file: LogFile) -> list[str]:
     notes = [] if file.cut is None else [f"line {file.cut} is cut off and left out"]
     if not any(text.startswith(_END) for _, text in file):
         notes.append("the sweep did not come to its end; its complete rows are taken")
-    return notes
+    return found, notes
 
 
 def _operation(file: LogFile) -> CollectiveOp:
@@ -84,13 +85,6 @@ def _operation(file: LogFile) -> CollectiveOp:
                 raise file.bad(line, "test", f"{match[1]}_perf", allowed)
             return _NAMES[match[1]]
     raise InputError(file.name, "no name of a test", "add the command that made the log as its first line")
-
-
-def _iterations(file: LogFile) -> int:
-    for line, text in file:
-        if text.startswith("#") and (match := _ITERATIONS.search(text)):
-            return file.count(line, "iters", match[1])
-    return 1
 
 
 def _group_size(file: LogFile, cluster: ClusterSpec) -> int:

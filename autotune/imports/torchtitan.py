@@ -41,9 +41,18 @@ def read(file: LogFile) -> TrainingLog:
     log = TrainingLog(file=file, framework="fsdp")
     for line, text in file:
         if match := _STEP.search(text):
-            _step(log, line, file.step(line, match[1]), text)
+            number, speed, memory = file.step(line, match[1]), _SPEED.search(text), _MEMORY.search(text)
+            if speed is None:
+                log.notes.append(f"line {line}: a step without its speed, left out")
+                continue
+            per_gpu = file.positive(line, "tps", speed[1])
+            log.steps.append(LoggedStep(line=line, number=number, tokens_per_s_per_gpu=per_gpu))
+            if memory is not None:
+                log.reserve(file.positive(line, "memory", memory[1]) * GIB)
         elif match := _START.search(text):
-            _batches(log, line, match[1])
+            for name, pattern in _BATCHES.items():
+                if size := pattern.search(match[1]):
+                    log.state(name, file.count(line, name, size[1]), line)
         elif match := _MESH.search(text):
             _mesh(log, line, match[1], match[2])
         elif match := _CONFIG.search(text):
@@ -52,23 +61,6 @@ def read(file: LogFile) -> TrainingLog:
             _applied(log, line, text)
     _imply(log)
     return log
-
-
-def _step(log: TrainingLog, line: int, number: int, text: str) -> None:
-    speed, memory = _SPEED.search(text), _MEMORY.search(text)
-    if speed is None:
-        log.notes.append(f"line {line}: a step without its speed, left out")
-        return
-    per_gpu = log.file.positive(line, "tps", speed[1])
-    log.steps.append(LoggedStep(line=line, number=number, tokens_per_s_per_gpu=per_gpu))
-    if memory is not None:
-        log.reserve(log.file.positive(line, "memory", memory[1]) * GIB)
-
-
-def _batches(log: TrainingLog, line: int, text: str) -> None:
-    for name, pattern in _BATCHES.items():
-        if match := pattern.search(text):
-            log.state(name, log.file.count(line, name, match[1]), line)
 
 
 def _mesh(log: TrainingLog, line: int, names_text: str, sizes_text: str) -> None:

@@ -16,7 +16,7 @@ from autotune.search.offline import nearest_misses
 from autotune.search.posterior import TransferObservation
 from autotune.search.space import Runtime, legal_plans
 from autotune.search.transfer import merged
-from autotune.specs import BestEntry, ClusterSpec, Fingerprint, ModelSpec, Profile, Tuning, Workload
+from autotune.specs import BestEntry, ClusterSpec, ModelSpec, Tuning, Workload
 from autotune.specs.knowledge import MEASURED
 
 MAX_TEACHERS = 5
@@ -89,27 +89,23 @@ def best_known(store: KnowledgeStore, model: ModelSpec, cluster: ClusterSpec, wo
     if not exact:
         return _from_near(store, model, cluster, workload)
     now = store.newest_fingerprint(cluster.key)
-    known = max(exact, key=lambda item: _rank(item, now))
+
+    def current(entry: BestEntry) -> bool:
+        return now is not None and entry.environment_key == now.environment_key
+
+    # Our own measurements before imports, the present environment before others, newer before older.
+    known = max(exact, key=lambda entry: (entry.source == MEASURED, current(entry), entry.measured_at))
+    stale: list[Change] = []
+    if now is not None and known.fingerprint_key and not current(known):
+        stale = changes(store.fingerprint(known.fingerprint_key), now)
     return Answer(
         model=model,
         cluster=cluster,
         workload=workload,
         known=known,
-        stale=_stale(store, known, now),
+        stale=stale,
         others=[item for item in exact if item is not known],
     )
-
-
-def _rank(entry: BestEntry, now: Fingerprint | None) -> tuple[bool, bool, float]:
-    """Our own measurements before imports, the present environment before others, newer before older."""
-    current = now is not None and entry.environment_key == now.environment_key
-    return entry.source == MEASURED, current, entry.measured_at.timestamp()
-
-
-def _stale(store: KnowledgeStore, entry: BestEntry, now: Fingerprint | None) -> list[Change]:
-    if now is None or not entry.fingerprint_key or entry.environment_key == now.environment_key:
-        return []
-    return changes(store.fingerprint(entry.fingerprint_key), now)
 
 
 def _from_near(store: KnowledgeStore, model: ModelSpec, cluster: ClusterSpec, workload: Workload) -> Answer:
@@ -152,7 +148,10 @@ def _carried(
     """
     entries = [store.best_entry(item.entry.id) for item in near]
     own = store.profile(cluster.key)
-    profile = own or _moved(store, entries, cluster)
+    # The nearest entry's profile on the asked number of nodes, where the hardware is the same.
+    known = ((each, entry.cluster) for entry in entries if (each := store.profile(entry.cluster.key)) is not None)
+    moved = (moved_profile(each, there, cluster) for each, there in known)
+    profile = own or next((each for each in moved if each is not None), None)
     try:
         transfers = [transfer for entry in entries for transfer in transfers_behind(store, entry)]
         found = carry(
@@ -200,13 +199,3 @@ def transfers_behind(store: KnowledgeStore, entry: BestEntry) -> list[TransferOb
         return []
     trials = store.trials(entry.tuning_id)
     return taught(entry.model, entry.cluster, entry.workload, trials, store.profile(entry.cluster.key))
-
-
-def _moved(store: KnowledgeStore, entries: Sequence[BestEntry], cluster: ClusterSpec) -> Profile | None:
-    """The nearest entry's profile on the asked number of nodes, where the hardware is the same."""
-    for entry in entries:
-        profile = store.profile(entry.cluster.key)
-        moved = moved_profile(profile, entry.cluster, cluster) if profile else None
-        if moved is not None:
-            return moved
-    return None

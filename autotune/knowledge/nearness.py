@@ -10,6 +10,7 @@ from typing import Any
 
 from autotune.ports.store import KnowledgeStore
 from autotune.specs import BestEntry, ClusterSpec, Fingerprint, ModelSpec, NearEntry, Workload
+from autotune.specs.knowledge import MEASURED
 
 # ----------------------------------------------------------------------------------------------------
 # Nearness: how far a known entry is from a question, and what differs.
@@ -78,7 +79,7 @@ def _near(entry: NearEntry, model_key: str, parameters: float, cluster: ClusterS
     if entry.gpus_per_node != cluster.gpus_per_node and min(entry.devices, cluster.devices) > 1:
         distance += OTHER_NODE_SIZE
         differs.append(f"{entry.gpus_per_node} GPUs a node instead of {cluster.gpus_per_node}")
-    if entry.source != "measured":
+    if entry.source != MEASURED:
         distance += IMPORTED
         differs.append(f"imported from {entry.source}")
     return Near(entry=entry, distance=distance, differs=tuple(differs))
@@ -129,19 +130,7 @@ def compared(store: KnowledgeStore, one: BestEntry, other: BestEntry) -> dict[st
     Returns `differs` (rows of name, one, other; the environment's fields among them), `faster` (the relative
     difference of the first to the second) and `verdict`, a sentence.
     """
-    rows = [
-        {"name": name, "one": first, "other": second}
-        for name, first, second in _fields(one, other)
-        if first != second or name in {"plan", "tokens/s/GPU"}
-    ]
-    if one.fingerprint_key and other.fingerprint_key and one.environment_key != other.environment_key:
-        before, after = store.fingerprint(one.fingerprint_key), store.fingerprint(other.fingerprint_key)
-        rows += [{"name": item.name, "one": item.then, "other": item.now} for item in changes(before, after)]
-    faster = one.tokens_per_s_per_gpu / other.tokens_per_s_per_gpu - 1.0
-    return {"differs": rows, "faster": faster, "verdict": _verdict(one, other, faster)}
 
-
-def _fields(one: BestEntry, other: BestEntry) -> list[tuple[str, str, str]]:
     def texts(entry: BestEntry) -> dict[str, str]:
         margin = entry.memory_margin
         low, high = entry.interval
@@ -161,13 +150,19 @@ def _fields(one: BestEntry, other: BestEntry) -> list[tuple[str, str, str]]:
         }
 
     first, second = texts(one), texts(other)
-    return [(name, first[name], second[name]) for name in first]
-
-
-def _verdict(one: BestEntry, other: BestEntry, faster: float) -> str:
-    asked = ("model", "cluster", "workload")
-    if any(getattr(one, name) != getattr(other, name) for name in asked):
-        return "the entries answer different questions: their speeds do not decide between the plans"
-    if one.interval[0] <= other.interval[1] and other.interval[0] <= one.interval[1]:
-        return f"too close to call: the intervals overlap (entry {one.id} is {faster:+.1%} of entry {other.id})"
-    return f"entry {one.id} is {faster:+.1%} faster than entry {other.id}, beyond both intervals"
+    rows = [
+        {"name": name, "one": first[name], "other": second[name]}
+        for name in first
+        if first[name] != second[name] or name in {"plan", "tokens/s/GPU"}
+    ]
+    if one.fingerprint_key and other.fingerprint_key and one.environment_key != other.environment_key:
+        before, after = store.fingerprint(one.fingerprint_key), store.fingerprint(other.fingerprint_key)
+        rows += [{"name": item.name, "one": item.then, "other": item.now} for item in changes(before, after)]
+    faster = one.tokens_per_s_per_gpu / other.tokens_per_s_per_gpu - 1.0
+    if any(getattr(one, name) != getattr(other, name) for name in ("model", "cluster", "workload")):
+        verdict = "the entries answer different questions: their speeds do not decide between the plans"
+    elif one.interval[0] <= other.interval[1] and other.interval[0] <= one.interval[1]:
+        verdict = f"too close to call: the intervals overlap (entry {one.id} is {faster:+.1%} of entry {other.id})"
+    else:
+        verdict = f"entry {one.id} is {faster:+.1%} faster than entry {other.id}, beyond both intervals"
+    return {"differs": rows, "faster": faster, "verdict": verdict}

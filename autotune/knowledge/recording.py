@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from autotune.cost.parameters import total_parameters
 from autotune.ports.store import KnowledgeStore
-from autotune.search.ranking import Best, RankedPlan, best_of, undecided
+from autotune.search.ranking import Best, best_of, undecided
 from autotune.specs import BestEntry, Fingerprint, RunnerUp, Tuning
 
 
@@ -26,7 +26,17 @@ def entry_of(tuning: Tuning, best: Best, fingerprint: Fingerprint | None) -> Bes
         best: its winner.
         fingerprint: of the winner's newest trial.
     """
-    ranked = best.ranked
+    ranked, runner_up = best.ranked, None
+    if best.runners_up:
+        second = best.runners_up[0]
+        pair = sorted((ranked, second), key=lambda item: -item.tokens_per_s_per_gpu)
+        runner_up = RunnerUp(
+            plan=second.plan,
+            tokens_per_s_per_gpu=second.tokens_per_s_per_gpu,
+            interval=second.interval,
+            repeats=second.repeats,
+            too_close=second.plan in best.too_close or bool(undecided(pair)),
+        )
     readings = [trial.reading for trial in best.trials if trial.reading is not None]
     moments = [trial.finished_at or trial.started_at for trial in best.trials]
     return BestEntry(
@@ -40,29 +50,10 @@ def entry_of(tuning: Tuning, best: Best, fingerprint: Fingerprint | None) -> Bes
         repeats=ranked.repeats,
         peak_bytes=round(ranked.peak_bytes) or None,
         memory_source=readings[0].memory_source if readings else "",
-        runner_up=_runner_up(best),
+        runner_up=runner_up,
         reason=best.reason,
         tuning_id=tuning.id,
         fingerprint_key=fingerprint.key if fingerprint else "",
         environment_key=fingerprint.environment_key if fingerprint else "",
         measured_at=max(moments),
     )
-
-
-def _runner_up(best: Best) -> RunnerUp | None:
-    if not best.runners_up:
-        return None
-    second = best.runners_up[0]
-    return RunnerUp(
-        plan=second.plan,
-        tokens_per_s_per_gpu=second.tokens_per_s_per_gpu,
-        interval=second.interval,
-        repeats=second.repeats,
-        too_close=second.plan in best.too_close or _undecided(best.ranked, second),
-    )
-
-
-def _undecided(one: RankedPlan, other: RankedPlan) -> bool:
-    """Whether the measurements leave open which of two is faster."""
-    first, second = sorted((one, other), key=lambda item: -item.tokens_per_s_per_gpu)
-    return bool(undecided((first, second)))

@@ -18,7 +18,7 @@ from autotune.cost.estimate import estimate_table
 from autotune.cost.framework import TORCH, Framework
 from autotune.cost.table import PlanTable
 from autotune.search.core import NINETY_PERCENT, NOT_THE_PLANS_FAULT, Search
-from autotune.search.peaks import SAFE
+from autotune.search.peaks import MAY_FIT, SAFE
 from autotune.search.physics import PARAMETERS, behaviour
 from autotune.search.posterior import Posterior, TransferObservation
 from autotune.search.ranking import peak_memory_bytes
@@ -88,20 +88,20 @@ def taught(
             shown.setdefault(trial.plan, []).append(trial)
     if not shown:
         return []
-    plans = list(shown)
+    plans, pooled = list(shown), []
+    for repeats in shown.values():
+        readings = [trial.reading for trial in repeats if trial.reading is not None]
+        speeds = [item.tokens_per_s_per_gpu for item in readings if not item.pruned]
+        failures = [trial.failure.kind for trial in repeats if trial.failure is not None]
+        pooled.append(
+            Shown(
+                tokens_per_s_per_gpu=float(np.mean(speeds)) if speeds else None,
+                peak_bytes=max((float(peak_memory_bytes(item, cluster)) for item in readings), default=None),
+                out_of_memory=FailureKind.OOM in failures,
+            )
+        )
     estimates = estimate_table(model, cluster, workload, PlanTable.of(plans), profile, framework)
-    return transfers_of(plans, estimates, [_shown(shown[plan], cluster) for plan in plans])
-
-
-def _shown(trials: Sequence[Trial], cluster: ClusterSpec) -> Shown:
-    readings = [trial.reading for trial in trials if trial.reading is not None]
-    speeds = [item.tokens_per_s_per_gpu for item in readings if not item.pruned]
-    peaks = [float(peak_memory_bytes(item, cluster)) for item in readings]
-    return Shown(
-        tokens_per_s_per_gpu=float(np.mean(speeds)) if speeds else None,
-        peak_bytes=max(peaks, default=None),
-        out_of_memory=any(trial.failure is not None and trial.failure.kind is FailureKind.OOM for trial in trials),
-    )
+    return transfers_of(plans, estimates, pooled)
 
 
 def moved_profile(profile: Profile, known: ClusterSpec, asked: ClusterSpec) -> Profile | None:
@@ -161,16 +161,19 @@ def carry(
     posterior = search.posterior()
     fits = posterior.p_fits >= SAFE
     if not fits.any():
-        fits = posterior.p_fits >= 0.5
+        fits = posterior.p_fits >= MAY_FIT
     if not fits.any():
         return None
     row = int(np.argmax(np.where(fits, posterior.log_mean, -np.inf)))
     plan = search.table.plan(row)
     slower, faster = (0.0, 0.0) if measured_network or cluster.nodes == 1 else _network_doubt(search, posterior, row)
-    unexplained = _unexplained(search, posterior, row, transfers)
+    middle = float(posterior.log_mean[row])
+    # By how much the transfers were off, on average, beyond what is believed of this plan for it.
+    errors = [transfer.log_speed for transfer in transfers if transfer.log_speed is not None]
+    believed = middle - float(np.log(search.estimates.tokens_per_s_per_gpu[row]))
+    unexplained = abs(float(np.mean(errors)) - believed) if errors else 0.0
     spreads = (posterior.log_sd[row], 0.0 if same_model else OTHER_MODEL_SD, unexplained)
     own = NINETY_PERCENT * float(np.linalg.norm(spreads))
-    middle = float(posterior.log_mean[row])
     return Carried(
         plan=plan,
         tokens_per_s_per_gpu=float(np.exp(middle)),
@@ -179,15 +182,6 @@ def carry(
         estimate=search.estimate_of(plan),
         trial_gpu_s=float(posterior.trial_gpu_s[row]),
     )
-
-
-def _unexplained(search: Search, posterior: Posterior, row: int, transfers: Sequence[TransferObservation]) -> float:
-    """By how much (ln) the transfers were off, on average, beyond what is believed of this plan for it."""
-    errors = [transfer.log_speed for transfer in transfers if transfer.log_speed is not None]
-    if not errors:
-        return 0.0
-    believed = float(posterior.log_mean[row] - np.log(search.estimates.tokens_per_s_per_gpu[row]))
-    return abs(float(np.mean(errors)) - believed)
 
 
 def _network_doubt(search: Search, posterior: Posterior, row: int) -> tuple[float, float]:

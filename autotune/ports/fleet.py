@@ -62,8 +62,11 @@ class Queue(Protocol):
     No method raises when the broker is down: it logs, returns False, and a sweep sends again what is due.
     """
 
-    def advance(self, *tuning_ids: str) -> bool:
-        """Asks any tuner to take the next steps of this tuning; of several, to send a message for each."""
+    def advance(self, *ids: str) -> bool:
+        """To any tuner, in one message: take the next steps of this tuning; or, of several, tell tuners of each.
+
+        The id of a check's job (specs.regression.CHECK_JOB) stands for the check that it measured for.
+        """
 
     def backlog(self) -> int:
         """How many messages wait for tuners. 0 if the broker does not say."""
@@ -73,9 +76,6 @@ class Queue(Protocol):
 
     def canary(self, node: str, session: str) -> bool:
         """To one node: prove that you consume, by renewing your heartbeat."""
-
-    def check(self, job_id: str) -> bool:
-        """To any tuner: take the next step of the check that this job measured for."""
 
     def close(self) -> None:
         """Lets go of the broker."""

@@ -27,7 +27,7 @@ from autotune.specs import (
     Tuning,
     Workload,
 )
-from autotune.specs.imported import ImportedRun
+from autotune.specs.imported import ImportBatch, ImportedReading, ImportedRun
 
 OnProgress = Callable[[ProbeProgress], None]
 
@@ -156,6 +156,22 @@ class Store(Protocol):
         With `before` only those that had ended by then.
         """
 
+    def save_import(
+        self,
+        batch: ImportBatch,
+        runs: Sequence[ImportedRun],
+        readings: Sequence[ImportedReading],
+        *,
+        replaces: Sequence[str] = (),
+    ) -> None:
+        """Stores an imported file with all its rows, in place of the files with the digests `replaces`, or nothing.
+
+        Raises StoreConflictError: that content is stored already.
+        """
+
+    def imports(self) -> Sequence[ImportBatch]:
+        """All imported files, oldest first."""
+
     def imported_runs(self, source: str) -> Sequence[ImportedRun]:
         """All runs of a source of imports, in the order of their import. Raises UnknownNameError for an unknown one.
 
@@ -164,10 +180,6 @@ class Store(Protocol):
 
     def imported_readings(self, source: str, cluster_key: str) -> Sequence[CollectiveReading]:
         """A source's collective readings on that cluster, oldest first. Raises UnknownNameError."""
-
-
-# ----------------------------------------------------------------------------------------------------
-# What the service needs to remember best-known plans: a KnowledgeStore. storage implements it.
 
 
 class KnowledgeStore(Store, Protocol):

@@ -95,9 +95,6 @@ def shown(url: str) -> str:
     return f"{scheme}://{rest.rpartition('@')[2]}"
 
 
-# ----------------------------------------------------------------------------------------------------
-# What each task's message may carry: ids, and nothing else. Everything else is refused before it is used.
-
 MAX_TOKEN = 2**63 - 1
 MAX_TUNINGS = 1000
 Id = Annotated[str, Field(min_length=1, max_length=64, pattern=r"^[A-Za-z0-9_.-]+$")]
@@ -113,16 +110,16 @@ class TaskName(StrEnum):
     CANARY = "autotune.canary"
     SWEEP = "autotune.sweep"
     REGRESS = "autotune.regress"
-    CHECK = "autotune.check"
 
 
 _PAYLOADS: Mapping[TaskName, TypeAdapter[Any]] = {
-    TaskName.ADVANCE: TypeAdapter(Annotated[tuple[Id, ...], Field(min_length=1, max_length=MAX_TUNINGS)]),  # tunings
+    TaskName.ADVANCE: TypeAdapter(
+        Annotated[tuple[Id, ...], Field(min_length=1, max_length=MAX_TUNINGS)]
+    ),  # tunings, or a check's job
     TaskName.RUN: TypeAdapter(tuple[Id, Token]),  # job, the grant's token
     TaskName.CANARY: TypeAdapter(tuple[Id]),  # session
     TaskName.SWEEP: TypeAdapter(tuple[()]),
     TaskName.REGRESS: TypeAdapter(tuple[GpuSeconds | None]),  # budget
-    TaskName.CHECK: TypeAdapter(tuple[Id]),  # job that measured for it
 }
 
 

@@ -69,19 +69,17 @@ def _fault_of_body(message: Any) -> str:
     return "it asks for further tasks" if any(part is not None for part in body[2].values()) else ""
 
 
-# ----------------------------------------------------------------------------------------------------
-# Prefetch check: a consumer that waits for a message that was lost gets a new connection.
-#
-# With a prefetch of 1 a consumer asks for the next message when the last one is acknowledged. Where Redis goes away in
-# just that moment, kombu logs "Couldn't ack" and keeps the message counted for ever (kombu.message.ack_log_error): the
-# consumer asks for nothing any more, and does not even notice that its connection is gone. workers.watchdog would find
-# that by its canaries; this finds it sooner, and without ending what runs.
-
 _EVERY_S = 2.0
 
 
 class PrefetchCheck(bootsteps.StartStopStep):  # type: ignore[misc]
-    """A step of Celery's consumer: looks now and then, on its event loop."""
+    """Gives a consumer that waits for a message that was lost a new connection; a step of Celery's consumer.
+
+    With a prefetch of 1 a consumer asks for the next message when the last one is acknowledged. Where Redis goes away
+    in just that moment, kombu logs "Couldn't ack" and keeps the message counted for ever
+    (kombu.message.ack_log_error): the consumer asks for nothing any more, and does not even notice that its connection
+    is gone. workers.watchdog would find that by its canaries; this finds it sooner, and without ending what runs.
+    """
 
     requires = ("celery.worker.consumer.tasks:Tasks",)
 

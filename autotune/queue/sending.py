@@ -61,10 +61,6 @@ class CeleryQueue:
         """To any tuner: begin this night's checks of best-known plans."""
         return self._send(TaskName.REGRESS, (budget_gpu_s,), SWEEP_QUEUE)
 
-    def check(self, job_id: str) -> bool:
-        """To any tuner: take the next step of the check that this job measured for."""
-        return self._send(TaskName.CHECK, (job_id,), SWEEP_QUEUE)
-
     def clear(self, node: str) -> bool:
         """Drops what waits for a node: it was sent to a worker that is gone."""
 

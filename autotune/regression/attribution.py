@@ -30,7 +30,6 @@ from autotune.regression.windows import Noise, Window, level
 from autotune.specs import BestEntry
 from autotune.specs.regression import Attribution, CauseKind, CheckRole, CheckWindow, ControlChange, StepTrace
 
-# ----------------------------------------------------------------------------------------------------
 # One bad rank or node: who computes longer than at the baseline, while the others do not. Pure.
 #
 # The growth of a rank is ln of its computing time in traced steps, now over its own at the baseline, so that stages of
@@ -130,9 +129,6 @@ def _hosts(windows: Sequence[CheckWindow]) -> dict[int, str]:
     traces = [window.trace for window in windows if window.trace is not None]
     return {rank.rank: rank.hostname for trace in traces for rank in trace.ranks}
 
-
-# ----------------------------------------------------------------------------------------------------
-# Memory as a cause, and how the peak of a plan changed. Pure.
 
 FULL = 0.97
 """From this share of a device's memory on, an allocator frees memory and tries again instead of failing: steps slow

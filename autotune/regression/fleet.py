@@ -10,7 +10,7 @@ from __future__ import annotations
 import logging
 import uuid
 from collections import Counter
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from datetime import datetime
 
 from autotune.errors import AutotuneError, StoreConflictError, UnknownNameError
@@ -20,11 +20,20 @@ from autotune.fleet.scheduling import schedule
 from autotune.fleet.service import FleetService, submission_of
 from autotune.ports.fleet import Queue
 from autotune.ports.regression import FleetRegressionStore
+from autotune.regression.alerts import Sender, deliver
 from autotune.regression.lifecycle import Stand, deadline_s, end, stand_of
 from autotune.regression.protocol import Wanted, is_interrupted, measured
 from autotune.regression.selection import Selection, on_turn, retune_budget, select
 from autotune.specs import BestEntry, Budget, ClusterSpec, Job, JobPurpose, JobState, Node
-from autotune.specs.regression import AlertChannel, Check, CheckCandidate, CheckMeasurement, CheckState, StepTrace
+from autotune.specs.regression import (
+    CHECK_JOB,
+    AlertChannel,
+    Check,
+    CheckCandidate,
+    CheckMeasurement,
+    CheckState,
+    StepTrace,
+)
 
 log = logging.getLogger("autotune.regression")
 
@@ -33,21 +42,57 @@ OnMeasured = Callable[[Check, Wanted, CheckMeasurement], None]
 PRINCIPAL = "regression"
 """Who the jobs are for: fairness counts them together, and lets people's tunings go first when they used less."""
 
-JOB = "check-"
-"""What the ids of a check's jobs begin with; its id and the measurement's number follow."""
-
 RECENT = 20
 """Ended checks that are looked at for a tuning that a crash kept from being submitted."""
 
 
-def start_regression(
-    store: FleetRegressionStore, queue: Queue, *, budget_gpu_s: float | None, pools: Collection[str] | None = None
-) -> Selection:
-    """Chooses what to check tonight and begins every chosen check. Calling it twice begins none twice.
+class FleetRegression:
+    """What a fleet's tuners do for its checks.
 
     Args:
         store: keeps everything.
         queue: carries ids.
+        merge: what the reports of a job's members amount to.
+        service: submits the tunings that follow.
+        senders: tell incidents.
+    """
+
+    def __init__(
+        self,
+        store: FleetRegressionStore,
+        queue: Queue,
+        merge: Merge,
+        service: FleetService,
+        senders: Mapping[AlertChannel, Sender],
+    ) -> None:
+        self._store, self._queue, self._merge, self._service = store, queue, merge, service
+        self._senders = senders
+
+    def begin(self, budget_gpu_s: float | None) -> None:
+        """Begins a night's checks; those that are under way are not begun twice."""
+        start_regression(self._store, budget_gpu_s=budget_gpu_s)
+
+    def sweep(self) -> None:
+        """Moves all checks on, and sends alerts."""
+        channels = tuple(self._senders)
+        advance_regression(self._store, self._queue, self._merge, service=self._service, channels=channels)
+        deliver(self._store, self._senders)
+
+    def advance(self, job_id: str) -> None:
+        """Moves the check on that a job measured for."""
+        channels = tuple(self._senders)
+        advance_after(self._store, self._queue, self._merge, job_id, service=self._service, channels=channels)
+
+
+def start_regression(
+    store: FleetRegressionStore, *, budget_gpu_s: float | None, pools: Collection[str] | None = None
+) -> Selection:
+    """Chooses what to check tonight and begins every chosen check. Calling it twice begins none twice.
+
+    The next sweep has them measured.
+
+    Args:
+        store: keeps everything.
         budget_gpu_s: to spend at most on all checks and the tunings that follow from them; None is no limit.
         pools: whose plans are checked; None are all pools with nodes.
     """
@@ -59,8 +104,6 @@ def start_regression(
     for item in chosen.chosen:
         share = None if spare is None else item.gpu_s + spare / len(chosen.chosen)
         _begin(store, item.candidate, environments[item.candidate.cluster_name], share)
-    for pool in environments:
-        schedule(store, queue, pool)
     return chosen
 
 
@@ -114,7 +157,7 @@ def advance_after(
 
     Takes what `advance_regression` takes. Raises UnknownNameError where no check has such a job.
     """
-    check = store.check(job_id.removeprefix(JOB).rpartition("-")[0])
+    check = store.check(job_id.removeprefix(CHECK_JOB).rpartition("-")[0])
     if check.state is not CheckState.RUNNING:
         return None
     ended = advance_check(store, queue, merge, check, channels=channels)
@@ -265,7 +308,7 @@ def _job(store: FleetRegressionStore, check: Check, wanted: Wanted) -> Job | Non
 
 
 def _job_id(check: Check, wanted: Wanted) -> str:
-    return f"{JOB}{check.id}-{wanted.number}"
+    return f"{CHECK_JOB}{check.id}-{wanted.number}"
 
 
 def _dispatch(store: FleetRegressionStore, check: Check, pool: str, entry: BestEntry, wanted: Wanted) -> None:
@@ -296,10 +339,10 @@ def _dispatch(store: FleetRegressionStore, check: Check, pool: str, entry: BestE
 def _gang(store: FleetRegressionStore, check: Check, number: int) -> set[str]:
     """The nodes of the measurement before; of the last check of the plan for the first one."""
     if number:
-        before = f"{JOB}{check.id}-{number - 1}"
+        before = f"{CHECK_JOB}{check.id}-{number - 1}"
     else:
         last = store.checks(series=check.series, state=CheckState.DONE, limit=1)
-        before = f"{JOB}{last[0].id}-0" if last else ""
+        before = f"{CHECK_JOB}{last[0].id}-0" if last else ""
     try:
         return {member.node for member in store.job(before).members} if before else set()
     except UnknownNameError:

@@ -114,7 +114,6 @@ def _chosen(candidate: CheckCandidate, environment: str | None, now: datetime) -
     return Chosen(candidate=candidate, gpu_s=expected_gpu_s(candidate), weight=weight, reason="; ".join(reasons))
 
 
-# ----------------------------------------------------------------------------------------------------
 # Turns: which of a fleet's checks measure now. Pure.
 #
 # A check takes all its windows before the next one on its nodes begins. If all of a night's checks went on at once,
@@ -141,9 +140,6 @@ def on_turn(
             found.append(check)
     return found
 
-
-# ----------------------------------------------------------------------------------------------------
-# Retuning: when a challenger may now win, and what a tuning may cost then. Pure.
 
 MIN_TRIALS = 4
 """A budget for fewer trials than this finds nothing: it is not begun."""

@@ -20,9 +20,6 @@ from autotune.errors import InputError
 from autotune.settings import ALERT_EMAIL_VARIABLE, SMTP_VARIABLE, WEBHOOK_SECRET_VARIABLE, WEBHOOK_VARIABLE
 from autotune.specs.regression import Alert, AlertEvent
 
-# ----------------------------------------------------------------------------------------------------
-# What an alert says: to people as text, to programs as JSON.
-
 MAX_SUBJECT = 120
 
 
@@ -73,7 +70,6 @@ def text(alert: Alert) -> str:
     return "\n".join(lines) + "More: autotune regress history, autotune regress report\n"
 
 
-# ----------------------------------------------------------------------------------------------------
 # Webhooks: a signed POST of one JSON object.
 #
 # Headers: `Autotune-Signature: t=SECONDS,v1=HEX`, where HEX is HMAC-SHA256 under the shared secret over the bytes
@@ -155,9 +151,6 @@ def _has_host(url: str) -> bool:
 def _reason(error: Exception) -> Any:
     return getattr(error, "reason", None) or getattr(error, "strerror", None) or type(error).__name__
 
-
-# ----------------------------------------------------------------------------------------------------
-# E-mail through an SMTP server, with TLS where the server or the URL says so.
 
 PORTS = {"smtp": 25, "smtps": 465}
 SMTP_TIMEOUT_S = 15.0

@@ -140,9 +140,6 @@ def _pooled(found: Sequence[float], prior: float) -> float:
     return float(np.sqrt((PRIOR_COUNT * prior**2 + squares) / (PRIOR_COUNT + len(values))))
 
 
-# ----------------------------------------------------------------------------------------------------
-# History: from ended checks to baselines and noise. Pure.
-
 MAX_VISITS = 10
 """A baseline is its first visits: if it moved along, a loss of half a per cent a night would never be seen."""
 

@@ -5,16 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 from scipy.special import ndtr
 
+from autotune.cost.table import Floats
 from autotune.search.posterior import Posterior
 from autotune.specs import Budget
-
-# ----------------------------------------------------------------------------------------------------
-# Which plan to run next, and how much is still to be gained: expected gain x P(fits) per GPU-second.
-
-Floats = NDArray[np.float64]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,9 +58,6 @@ def expected_gain(posterior: Posterior) -> Floats:
     gain = np.exp(np.minimum(ahead + 0.5 * sd**2, 50.0)) * ndtr(z + sd) - ndtr(z)
     return np.asarray(np.maximum(gain, 0.0) * posterior.p_fits, dtype=np.float64)
 
-
-# ----------------------------------------------------------------------------------------------------
-# When a search ends, and why, in words for the user.
 
 # An estimate that was never tested on this cluster must not end a search on its own word.
 MIN_TRIALS = 8

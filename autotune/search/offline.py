@@ -7,8 +7,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from autotune.cost.estimate import EstimateTable, estimate_table, memory_table
-from autotune.cost.table import IndexColumn, PlanTable
+from autotune.cost.estimate import estimate_table, memory_table
+from autotune.cost.table import PlanTable
 from autotune.errors import IllegalPlanError, NothingFitsError
 from autotune.search.space import Runtime, illegal_reason, legal_plans
 from autotune.specs import ClusterSpec, Estimate, ModelSpec, Plan, Profile, Recompute, Space, Workload
@@ -21,7 +21,7 @@ NODES_BETWEEN = 16
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RankedPlan:
+class EstimatedPlan:
     """A plan and what the cost model says of it."""
 
     plan: Plan
@@ -39,7 +39,7 @@ class Ranking:
     fitting: int
     seconds: float
     estimates_per_s: float
-    plans: tuple[RankedPlan, ...]
+    plans: tuple[EstimatedPlan, ...]
 
 
 def rank(
@@ -68,8 +68,16 @@ def rank(
     after = time.perf_counter()
     if not len(fits):
         nearest_misses(model, cluster, workload, table, space=space, runtime=runtime, profile=profile)
-    best = _best(estimates, fits, limit)
-    plans = tuple(RankedPlan(plan=table.plan(int(i)), estimate=estimates.row(int(i))) for i in best)
+    # The fastest of the rows that fit; of equally fast ones those with the least memory first.
+    speed = estimates.tokens_per_s_per_gpu[fits]
+    if len(fits) > limit:
+        threshold = np.partition(speed, len(speed) - limit)[len(speed) - limit]
+        fits_well = speed >= threshold
+        best, speed = fits[fits_well], speed[fits_well]
+    else:
+        best = fits
+    best = best[np.lexsort((estimates.peak_memory_bytes[best], -speed))][:limit]
+    plans = tuple(EstimatedPlan(plan=table.plan(int(i)), estimate=estimates.row(int(i))) for i in best)
     return Ranking(
         legal=len(table),
         fitting=len(fits),
@@ -98,7 +106,16 @@ def nearest_misses(
     order = np.argsort(needs, kind="stable")[:limit]
     nodes = _nodes_needed(model, cluster, workload, space, runtime, profile)
     more = f", or {nodes} nodes of {cluster.gpus_per_node} such devices" if nodes else ""
-    misses = [_miss(table.plan(int(i)), float(needs[i]), has, more) for i in order]
+    misses: list[dict[str, object]] = [
+        {
+            "plan": table.plan(int(i)).key,
+            "needs_bytes": float(needs[i]),
+            "has_bytes": has,
+            "missing_bytes": float(needs[i]) - has,
+            "would_fit_if": f"a device had {needs[i] / 2**30:.2f} GiB instead of {has / 2**30:.2f} GiB{more}",
+        }
+        for i in order
+    ]
     least = float(needs[order[0]])
     raise NothingFitsError(
         f"{model.name} fits on {cluster.name} under none of {len(table)} legal plans: the nearest needs "
@@ -106,16 +123,6 @@ def nearest_misses(
         f"it would take devices of {least / 2**30:.2f} GiB{more} (estimates)",
         misses,
     )
-
-
-def _miss(plan: Plan, needs: float, has: int, more: str) -> dict[str, object]:
-    return {
-        "plan": plan.key,
-        "needs_bytes": needs,
-        "has_bytes": has,
-        "missing_bytes": needs - has,
-        "would_fit_if": f"a device had {needs / 2**30:.2f} GiB instead of {has / 2**30:.2f} GiB{more}",
-    }
 
 
 def _nodes_needed(
@@ -153,15 +160,6 @@ def _nodes_needed(
     return next(filter(fits, range(enough // 2 + step, enough, step)), enough)
 
 
-def _best(estimates: EstimateTable, fits: IndexColumn, limit: int) -> IndexColumn:
-    """The fastest `limit` of the rows that fit; of equally fast ones those with the least memory first."""
-    speed = estimates.tokens_per_s_per_gpu[fits]
-    if len(fits) > limit:
-        threshold = np.partition(speed, len(speed) - limit)[len(speed) - limit]
-        fits, speed = fits[speed >= threshold], speed[speed >= threshold]
-    return fits[np.lexsort((estimates.peak_memory_bytes[fits], -speed))][:limit]
-
-
 def nothing_legal(
     model: ModelSpec, cluster: ClusterSpec, workload: Workload, runtime: Runtime, space: Space = Space()
 ) -> IllegalPlanError:
@@ -170,15 +168,10 @@ def nothing_legal(
     reason = illegal_reason(model, cluster, workload, Plan(dp=cluster.devices), runtime)
     table = legal_plans(model, cluster, workload, Space(), runtime)
     for name, allowed in space:
-        legal = sorted(getattr(plan, name) for plan in _one_of_each(table, name))
+        rows = np.unique(getattr(table, name), return_index=True)[1]  # a plan for each value of the column
+        legal = sorted(getattr(table.plan(int(row)), name) for row in rows)
         if legal and allowed and not set(allowed) & set(legal):
             values = ", ".join(map(str, legal))
             return IllegalPlanError(f"space.{name}", list(allowed), f"no plan is legal: {request} takes {values}")
     why = f"for example {Plan(dp=cluster.devices).key}: {reason}" if reason else "the space excludes every legal plan"
     return IllegalPlanError("plans", request, f"no plan is legal; {why}")
-
-
-def _one_of_each(table: PlanTable, name: str) -> list[Plan]:
-    """A plan for each value of a column."""
-    rows = np.unique(getattr(table, name), return_index=True)[1]
-    return [table.plan(int(row)) for row in rows]

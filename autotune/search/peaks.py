@@ -10,9 +10,8 @@ from numpy.typing import NDArray
 from scipy.special import ndtr
 
 from autotune.cost.estimate import EstimateTable
+from autotune.cost.table import Floats
 from autotune.search.residual import EVERYTHING, Evidence, Fit, Learning, carried_prior, fit
-
-Floats = NDArray[np.float64]
 
 PRIOR_SD = {"all": 0.03, "activations": 0.06, "gathered": 0.3, "fragmentation": 0.3, "optimizer": 0.1}
 """Standard deviation of ln(measured / predicted) of each term before anything was measured."""
@@ -25,6 +24,9 @@ PEAK_NOISE = 0.08
 
 OOM_NOISE = 0.05
 
+TRANSFERRED_PEAK_NOISE = 0.1
+"""Another tuning's peak as evidence for this one."""
+
 LIMIT_OVER_SAFE, LIMIT_SD = 1.13, 0.06
 """Where plans of a predicted peak run out of memory as often as not, over the safe limit (`capacity_bytes`), and how
 sharply (ln): between 66 and 77 GiB of 80 in the nanotron sweep."""
@@ -32,8 +34,8 @@ sharply (ln): between 66 and 77 GiB of 80 in the nanotron sweep."""
 HARMLESS = 0.5
 """Share of a peak's deviation from its prediction that is cache: an allocator gives it back before it fails."""
 
-SAFE = 0.98
-"""A plan is called fitting at this probability."""
+SAFE, MAY_FIT = 0.98, 0.5
+"""A plan is called fitting at the first probability, and is weighed at all at the second."""
 
 
 @dataclass(frozen=True, eq=False, slots=True)
@@ -77,7 +79,7 @@ def peaks(
     """
     slopes = term_shares(estimates)
     spread = np.diag(np.array(list(PRIOR_SD.values())) ** 2)
-    noise_sd = np.full(len(log_peaks), LESSON_NOISE)
+    noise_sd = np.full(len(log_peaks), TRANSFERRED_PEAK_NOISE)
     carried, prior = carried_prior(shares.reshape(-1, slopes.shape[1]), log_peaks, noise_sd, spread)
     if not learning.calibration:
         carried, prior = np.zeros_like(carried), np.zeros_like(prior)
@@ -104,7 +106,3 @@ def peaks(
     needed = predicted + (1.0 - HARMLESS) * shift
     p_fits = ndtr((limit - needed) / LIMIT_SD)
     return Peaks(np.exp(predicted + shift), np.asarray(p_fits, dtype=np.float64))
-
-
-LESSON_NOISE = 0.1
-"""Another tuning's peak as evidence for this one."""

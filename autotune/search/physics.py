@@ -14,8 +14,8 @@ from numpy.typing import NDArray
 
 from autotune.cost.estimate import EstimateTable
 from autotune.cost.pieces import joined
+from autotune.cost.table import Floats
 
-Floats = NDArray[np.float64]
 NOTHING: Floats = np.zeros(0)
 
 PRIOR_SD = {

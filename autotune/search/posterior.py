@@ -9,13 +9,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from autotune.cost.estimate import EstimateTable
-from autotune.cost.table import PlanTable
-from autotune.search.peaks import Peaks, peaks
+from autotune.cost.table import Floats, PlanTable
+from autotune.search.peaks import peaks
 from autotune.search.physics import PARAMETERS, behaviour, prior_covariance
 from autotune.search.residual import EVERYTHING, PRIOR_AMPLITUDE, Evidence, Fit, Learning, carried_prior, fit
 from autotune.specs import Plan
-
-Floats = NDArray[np.float64]
 
 # A trial's interval covers its own steps; the next run of the same plan differs by a little more.
 REPEAT_NOISE = 0.02
@@ -24,7 +22,7 @@ PRUNED_NOISE = 0.05
 OWN_SD = 0.05
 MAX_ROUNDS, SETTLED = 5, 0.01
 # An estimate is off by a different factor on another model, cluster size or workload; by how much, roughly.
-LESSON_NOISE = 0.1
+TRANSFER_NOISE = 0.1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -74,7 +72,7 @@ class TransferObservation:
     slopes: tuple[float, ...] = ()
     log_peak: float | None = None
     shares: tuple[float, ...] = ()
-    noise: float = LESSON_NOISE
+    noise: float = TRANSFER_NOISE
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -127,15 +125,27 @@ def believe(
     now = behaviour(estimates, learned.parameters)
     alike, shared_sd = learned.predict(points, now.slopes)
     log_time = now.log_time + alike
-    memory = _memory(points, estimates, seen, transfers, learning)
+    taught = [item for item in transfers if item.log_peak is not None and item.shares]
+    memory = peaks(
+        points,
+        estimates,
+        measured=[(i, item.peak_bytes) for i, item in seen if item.peak_bytes],
+        out_of_memory=[i for i, item in seen if item.out_of_memory],
+        shares=np.array([item.shares for item in taught], dtype=np.float64),
+        log_peaks=np.array([item.log_peak for item in taught], dtype=np.float64),
+        learning=learning,
+    )
     barred = np.zeros(len(table), dtype=np.bool_)
     barred[[i for i, _ in seen]] = True
-    best_plan, best = _best(timed)
     spread = np.sqrt(np.diag(learned.covariance))
     log_mean, log_sd = np.log(estimates.tokens_per_step / devices) - log_time, np.hypot(shared_sd, OWN_SD)
+    runs: dict[Plan, list[float]] = {}
     for i, item in timed:
         if item.whole and item.tokens_per_s_per_gpu:  # what was measured is known, whatever the others say
             log_mean[i], log_sd[i] = np.log(item.tokens_per_s_per_gpu), REPEAT_NOISE
+            runs.setdefault(item.plan, []).append(item.tokens_per_s_per_gpu)
+    means = {plan: float(np.mean(found)) for plan, found in runs.items()}
+    best_plan = max(means, key=lambda plan: means[plan], default=None)
     return Posterior(
         log_mean=log_mean,
         log_sd=log_sd,
@@ -144,7 +154,7 @@ def believe(
         trial_gpu_s=devices * (setup_s + steps * np.exp(log_time)),
         barred=barred,
         best_plan=best_plan,
-        best=best,
+        best=None if best_plan is None else means[best_plan],
         calibration={name: (float(learned.parameters[i]), float(spread[i])) for i, name in enumerate(PARAMETERS)},
     )
 
@@ -163,11 +173,22 @@ def calibrated(
     rows = np.array([i for i, _ in timed], dtype=np.intp)
     log_measured = np.log([estimates.tokens_per_step / (item.tokens_per_s_per_gpu or 1.0) for _, item in timed])
     log_measured = np.asarray(log_measured, dtype=np.float64) - np.log(estimates.devices)
-    mean, prior = _carried(transfers, estimates, log_measured - np.log(estimates.step_time_s[rows]))
+    taught = [item for item in transfers if item.log_speed is not None]
+    slower = np.array([-(item.log_speed or 0.0) for item in taught], dtype=np.float64)
+    unknown = (1.0,) + (0.0,) * (len(PARAMETERS) - 1)  # a transfer without slopes counts for all parameters alike
+    errors = np.concatenate([slower, log_measured - np.log(estimates.step_time_s[rows])])
+    mean, prior = carried_prior(
+        np.array([item.slopes or unknown for item in taught], dtype=np.float64).reshape(-1, len(PARAMETERS)),
+        slower,
+        np.array([item.noise for item in taught], dtype=np.float64),
+        prior_covariance(estimates, errors),
+    )
     if not learning.calibration:
         mean, prior = np.zeros_like(mean), np.zeros_like(prior)
     amplitude = PRIOR_AMPLITUDE if learning.residual else 0.0
-    noise = np.array([_noise(item) for _, item in timed], dtype=np.float64)
+    measured = np.array([max(item.relative_noise, 0.0) / 2.0 for _, item in timed], dtype=np.float64)
+    repeats = np.array([PRUNED_NOISE if item.pruned else REPEAT_NOISE for _, item in timed], dtype=np.float64)
+    noise = np.hypot(np.hypot(measured, repeats), OWN_SD)
     parameters = mean
     for _ in range(MAX_ROUNDS):
         now = behaviour(estimates, parameters, rows)
@@ -179,56 +200,3 @@ def calibrated(
         if not len(rows) or float(np.abs(moved).max()) < SETTLED:
             break
     return replace(found, parameters=parameters)
-
-
-def _carried(
-    transfers: Sequence[TransferObservation], estimates: EstimateTable, errors: Floats
-) -> tuple[Floats, Floats]:
-    """The parameters' prior after other tunings; one that does not say what it exercised counts for all alike."""
-    taught = [item for item in transfers if item.log_speed is not None]
-    slower = np.array([-(item.log_speed or 0.0) for item in taught], dtype=np.float64)
-    blank = (1.0,) + (0.0,) * (len(PARAMETERS) - 1)
-    return carried_prior(
-        np.array([item.slopes or blank for item in taught], dtype=np.float64).reshape(-1, len(PARAMETERS)),
-        slower,
-        np.array([item.noise for item in taught], dtype=np.float64),
-        prior_covariance(estimates, np.concatenate([slower, errors])),
-    )
-
-
-def _noise(item: Observation) -> float:
-    measured = np.hypot(max(item.relative_noise, 0.0) / 2.0, PRUNED_NOISE if item.pruned else REPEAT_NOISE)
-    return float(np.hypot(measured, OWN_SD))
-
-
-def _best(timed: Sequence[tuple[int, Observation]]) -> tuple[Plan | None, float | None]:
-    """The plan with the highest mean over its complete trials."""
-    values: dict[Plan, list[float]] = {}
-    for _, item in timed:
-        if item.whole and item.tokens_per_s_per_gpu:
-            values.setdefault(item.plan, []).append(item.tokens_per_s_per_gpu)
-    if not values:
-        return None, None
-    means = {plan: float(np.mean(found)) for plan, found in values.items()}
-    plan = max(means, key=lambda key: means[key])
-    return plan, means[plan]
-
-
-def _memory(
-    points: Floats,
-    estimates: EstimateTable,
-    seen: Sequence[tuple[int, Observation]],
-    transfers: Sequence[TransferObservation],
-    learning: Learning,
-) -> Peaks:
-    """What trials and transfers say of memory. Only real OOMs and measured peaks count."""
-    taught = [item for item in transfers if item.log_peak is not None and item.shares]
-    return peaks(
-        points,
-        estimates,
-        measured=[(i, item.peak_bytes) for i, item in seen if item.peak_bytes],
-        out_of_memory=[i for i, item in seen if item.out_of_memory],
-        shares=np.array([item.shares for item in taught], dtype=np.float64),
-        log_peaks=np.array([item.log_peak for item in taught], dtype=np.float64),
-        learning=learning,
-    )

@@ -37,8 +37,20 @@ def needed_probes(
     model: ModelSpec, cluster: ClusterSpec, workload: Workload, table: PlanTable
 ) -> Sequence[CollectiveRequest | LayerRequest]:
     """The probes for the plans of `table`: layers at each tp and micro-batch, collectives over each group layout."""
-    layers = list(_layer_requests(model, workload, table))
-    sizes = _sweep(model, cluster)
+    # One layer at each tp and at the smallest, middle and largest micro-batch; embedding and head at the largest.
+    batches = sorted({int(value) for value in np.unique(table.micro_batch)})
+    chosen = sorted({batches[0], batches[len(batches) // 2], batches[-1]})
+    parts = [(LayerPart.LAYER, each) for each in chosen]
+    parts += [(part, chosen[-1]) for part in (LayerPart.EMBEDDING, LayerPart.HEAD)]
+    layers = [
+        LayerRequest(model=model, workload=workload, part=part, tp=int(tp), micro_batch=micro_batch)
+        for tp in np.unique(table.tp)
+        for part, micro_batch in parts
+    ]
+    # Geometric sizes up to the fp32 gradients of the whole model, multiples of 4 KiB so that all groups divide.
+    largest = min(LARGEST_BYTES[cluster.device.kind], max(4 * total_parameters(model), 16 * SMALLEST_BYTES))
+    sweep = np.geomspace(SMALLEST_BYTES, largest, SWEEP_POINTS)
+    sizes = tuple(sorted({round(size / SMALLEST_BYTES) * SMALLEST_BYTES for size in sweep}))
     collectives = [
         CollectiveRequest(op=op, group_size=size, stride=stride, sizes_bytes=sizes)
         for op, size, stride in _layouts(table)
@@ -71,13 +83,6 @@ def _layer_key(item: LayerRequest | LayerReading) -> LayerKey:
     return (item.part, item.tp, item.micro_batch, item.recompute.value, item.sequence_parallel)
 
 
-def _sweep(model: ModelSpec, cluster: ClusterSpec) -> tuple[int, ...]:
-    """Geometric sizes up to the fp32 gradients of the whole model, multiples of 4 KiB so that all groups divide."""
-    largest = min(LARGEST_BYTES[cluster.device.kind], max(4 * total_parameters(model), 16 * SMALLEST_BYTES))
-    sizes = np.geomspace(SMALLEST_BYTES, largest, SWEEP_POINTS)
-    return tuple(sorted({round(size / SMALLEST_BYTES) * SMALLEST_BYTES for size in sizes}))
-
-
 def _layouts(table: PlanTable) -> Iterator[Layout]:
     """(operation, group size, stride) of the axes that the plans have, without repeats, small groups first."""
     yield from _axis(table.tp, np.ones_like(table.tp), (CollectiveOp.ALL_REDUCE,))
@@ -99,14 +104,3 @@ def _axis(sizes: np.ndarray, strides: np.ndarray, ops: Sequence[CollectiveOp]) -
     for size, stride in pairs[:MAX_LAYOUTS_AN_AXIS]:
         for op in ops:
             yield op, size, stride
-
-
-def _layer_requests(model: ModelSpec, workload: Workload, table: PlanTable) -> Iterator[LayerRequest]:
-    """One layer at each tp and at the smallest, middle and largest micro-batch; embedding and head at the largest."""
-    batches = sorted({int(value) for value in np.unique(table.micro_batch)})
-    chosen = sorted({batches[0], batches[len(batches) // 2], batches[-1]})
-    for tp in (int(value) for value in np.unique(table.tp)):
-        for micro_batch in chosen:
-            yield LayerRequest(model=model, workload=workload, part=LayerPart.LAYER, tp=tp, micro_batch=micro_batch)
-        for part in (LayerPart.EMBEDDING, LayerPart.HEAD):
-            yield LayerRequest(model=model, workload=workload, part=part, tp=tp, micro_batch=chosen[-1])

@@ -71,7 +71,7 @@ def ranking(observations: Iterable[Observation]) -> list[RankedPlan]:
         if item.whole:
             found.setdefault(item.plan, []).append(item)
             last[item.plan] = number
-    pooled = (_standing(plan, items, last[plan]) for plan, items in found.items())
+    pooled = (_pooled(plan, items, last[plan]) for plan, items in found.items())
     return sorted(pooled, key=lambda ranked: -ranked.tokens_per_s_per_gpu)
 
 
@@ -80,7 +80,7 @@ def ranking_of(trials: Iterable[Trial], cluster: ClusterSpec) -> list[RankedPlan
     return ranking(observation(item.plan, item.reading, cluster) for item in trials if item.reading is not None)
 
 
-def _standing(plan: Plan, items: Sequence[Observation], last: int) -> RankedPlan:
+def _pooled(plan: Plan, items: Sequence[Observation], last: int) -> RankedPlan:
     """Mean of repeats. The interval is the wider of the repeats' own and of Student's over the spread between them.
 
     Both are of ln(throughput): the interval is a factor each way, and never reaches below zero.

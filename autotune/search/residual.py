@@ -11,12 +11,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 from scipy.linalg import solve_triangular
 
-from autotune.cost.table import PlanTable
+from autotune.cost.table import Floats, PlanTable
 
-Floats = NDArray[np.float64]
 FACTORS = (0.4, 0.7, 1.0, 1.5, 3.0)
 """Amplitudes that are tried, over the expected one."""
 

@@ -69,73 +69,57 @@ class Rule:
     reason: Callable[[Case, int], str]
 
 
-def _nowhere(case: Case) -> BoolColumn:
-    return np.zeros(len(case.table), dtype=np.bool_)
-
-
-def _everywhere(case: Case, condition: bool) -> BoolColumn:
-    return np.full(len(case.table), condition)
+def _all_rows(case: Case, broken: bool) -> BoolColumn:
+    return np.full(len(case.table), broken)
 
 
 def _not_divisible(name: str, width: Callable[[Case], int]) -> Rule:
     """A width of the model that tp must divide; 0 where the model has no such width."""
     return Rule(
-        lambda case: width(case) % case.table.tp != 0 if width(case) else _nowhere(case),
+        lambda case: width(case) % case.table.tp != 0 if width(case) else _all_rows(case, False),
         lambda case, i: f"{name} {width(case)} is not divisible by tp {case.table.tp[i]}",
     )
 
 
 def _torch_only(broken: Callable[[Case], BoolColumn], reason: Callable[[Case, int], str]) -> Rule:
     """A limit of the step probe."""
-    return Rule(lambda case: broken(case) if case.runtime is Runtime.TORCH else _nowhere(case), reason)
-
-
-def _ffn(case: Case) -> int:
-    return case.model.ffn if layer_counts(case.model)[0] else 0
-
-
-def _padded_vocab(case: Case) -> int:
-    """Frameworks pad the vocabulary to a multiple of tp; the step probe trains the model as it is."""
-    return case.model.vocab if case.runtime is Runtime.TORCH else 0
-
-
-def _kv_heads(case: Case) -> int:
-    """Latent attention has no key heads of its own."""
-    return 0 if case.model.latent_attention else case.model.kv_heads
-
-
-def _ranks_reason(case: Case, i: int) -> str:
-    table = case.table
-    product = f"tp {table.tp[i]} * pp {table.pp[i]} * dp {table.dp[i]} * cp {table.cp[i]} = {case.ranks[i]:.0f}"
-    return f"{product} ranks, but the cluster has {case.cluster.devices} devices"
+    return Rule(lambda case: broken(case) if case.runtime is Runtime.TORCH else _all_rows(case, False), reason)
 
 
 MODEL_RULES = (
     _torch_only(
-        lambda case: _everywhere(case, case.model.experts > 0),
+        lambda case: _all_rows(case, case.model.experts > 0),
         lambda case, i: f"the step probe trains dense models only, not {case.model.experts} experts",
     ),
     _torch_only(
-        lambda case: _everywhere(case, case.model.latent_attention is not None),
+        lambda case: _all_rows(case, case.model.latent_attention is not None),
         lambda case, i: "the step probe trains plain attention only, not latent attention",
     ),
     _torch_only(
-        lambda case: _everywhere(case, DType.FP8 in {case.workload.dtype, case.workload.grad_dtype}),
+        lambda case: _all_rows(case, DType.FP8 in {case.workload.dtype, case.workload.grad_dtype}),
         lambda case, i: "the step probe trains in fp32, bf16 and fp16, not fp8",
     ),
     Rule(
-        lambda case: _everywhere(case, 0 < case.model.max_positions < case.workload.seq_len),
+        lambda case: _all_rows(case, 0 < case.model.max_positions < case.workload.seq_len),
         lambda case, i: f"seq_len {case.workload.seq_len} is longer than max_positions {case.model.max_positions}",
     ),
 )
 
 DEGREE_RULES = (
-    Rule(lambda case: case.ranks != case.cluster.devices, _ranks_reason),
+    Rule(
+        lambda case: case.ranks != case.cluster.devices,
+        lambda case, i: (
+            f"tp {case.table.tp[i]} * pp {case.table.pp[i]} * dp {case.table.dp[i]} * cp {case.table.cp[i]} = "
+            f"{case.ranks[i]:.0f} ranks, but the cluster has {case.cluster.devices} devices"
+        ),
+    ),
     _not_divisible("heads", lambda case: case.model.heads),
-    _not_divisible("kv_heads", _kv_heads),
-    _not_divisible("ffn", _ffn),
+    # Latent attention has no key heads of its own.
+    _not_divisible("kv_heads", lambda case: 0 if case.model.latent_attention else case.model.kv_heads),
+    _not_divisible("ffn", lambda case: case.model.ffn if layer_counts(case.model)[0] else 0),
     _not_divisible("expert_ffn", lambda case: case.model.expert_ffn),
-    _not_divisible("vocab", _padded_vocab),
+    # Frameworks pad the vocabulary to a multiple of tp; the step probe trains the model as it is.
+    _not_divisible("vocab", lambda case: case.model.vocab if case.runtime is Runtime.TORCH else 0),
     Rule(
         lambda case: case.chunks > case.model.layers,
         lambda case, i: f"layers {case.model.layers} are fewer than pp {case.table.pp[i]} * vpp {case.table.vpp[i]}",
@@ -217,7 +201,7 @@ CHOICE_RULES = (
         lambda case: (
             (case.table.schedule == INTERLEAVED) & (case.model.layers % case.chunks != 0)
             if case.runtime is Runtime.ANY
-            else _nowhere(case)
+            else _all_rows(case, False)
         ),
         lambda case, i: (
             f"layers {case.model.layers} is not divisible by pp {case.table.pp[i]} * vpp {case.table.vpp[i]}, "

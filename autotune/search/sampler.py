@@ -18,23 +18,13 @@ from autotune.search.core import Search
 from autotune.specs import Plan, SamplerName
 
 
-def plan_params(plan: Plan) -> dict[str, Any]:
-    """A plan as Optuna parameters: plain numbers, booleans and strings."""
-    return plan.to_data()
-
-
-def plan_of(params: dict[str, Any]) -> Plan:
-    """The plan of Optuna parameters."""
-    return Plan.from_data(params, "trial parameters")
-
-
 def distributions(table: PlanTable) -> dict[str, CategoricalDistribution]:
     """One categorical parameter for each field of a plan, with the values that occur in the table."""
     found = {}
     for name in COLUMNS:
         # One row that has each value tells the value as a plan spells it.
         rows = np.unique(getattr(table, name), return_index=True)[1]
-        found[name] = CategoricalDistribution([plan_params(table.plan(int(row)))[name] for row in rows])
+        found[name] = CategoricalDistribution([table.plan(int(row)).to_data()[name] for row in rows])
     return found
 
 
@@ -46,30 +36,26 @@ class PlanSampler(BaseSampler):
 
     def __init__(self, search: Search) -> None:
         self._search = search
-        self._space = distributions(search.table)
+        self.space = distributions(search.table)
+        """The parameters and their values."""
         self.chosen: Plan | None = None
         """A plan to give instead of the search's choice."""
 
-    @property
-    def space(self) -> dict[str, CategoricalDistribution]:
-        """The parameters and their values."""
-        return self._space
-
     def infer_relative_search_space(self, study: optuna.Study, trial: FrozenTrial) -> dict[str, BaseDistribution]:
         """All fields of a plan, always together."""
-        return dict(self._space)
+        return dict(self.space)
 
     def sample_relative(
         self, study: optuna.Study, trial: FrozenTrial, search_space: dict[str, BaseDistribution]
     ) -> dict[str, Any]:
         """The next plan; the best one again when every plan was tried."""
         if self.chosen is not None:
-            return plan_params(self.chosen)
+            return self.chosen.to_data()
         choice = self._search.next()
         if choice is not None:
-            return plan_params(self._search.table.plan(choice.row))
+            return self._search.table.plan(choice.row).to_data()
         best = self._search.best
-        return plan_params(best.plan if best else self._search.table.plan(0))
+        return (best.plan if best else self._search.table.plan(0)).to_data()
 
     def sample_independent(
         self, study: optuna.Study, trial: FrozenTrial, param_name: str, param_distribution: BaseDistribution

@@ -73,7 +73,11 @@ def legal_plans(
     table = keep(_expanded(table, _field("zero_stage", [0, 1, 2, 3], space.zero_stage)))
     codes = [RECOMPUTES.index(value) for value in RECOMPUTES if space.recompute is None or value in space.recompute]
     table = _expanded(table, [{"recompute": code} for code in codes])
-    return table.take(~_repeated(table, workload)) if runtime is Runtime.ANY else table
+    if runtime is not Runtime.ANY:
+        return table
+    # GPipe with one micro-batch is the same order of work as 1F1B, which is listed.
+    one = table.dp.astype(np.int64) * table.micro_batch == workload.global_batch
+    return table.take(~(one & (table.schedule == GPIPE)))
 
 
 def divisors(number: int) -> list[int]:
@@ -129,13 +133,6 @@ def _expanded(table: PlanTable, options: Options) -> PlanTable:
     return PlanTable(**columns)
 
 
-def _repeated(table: PlanTable, workload: Workload) -> BoolColumn:
-    """GPipe with one micro-batch: the same order of work as 1F1B, which is listed."""
-    one = table.dp.astype(np.int64) * table.micro_batch == workload.global_batch
-    repeated: BoolColumn = one & (table.schedule == GPIPE)
-    return repeated
-
-
 # ----------------------------------------------------------------------------------------------------
 # Bounds of the space: beyond them listing every plan of a request takes minutes, whoever asks for it.
 
@@ -164,7 +161,9 @@ def require_bounded(model: ModelSpec, cluster: ClusterSpec, workload: Workload, 
     if model.layers > MAX_LAYERS:
         raise InputError("model.layers", model.layers, f"at most {MAX_LAYERS} layers are planned for here")
     stages = [pp for pp in divisors(cluster.devices) if pp <= model.layers]
-    layouts = sum(_pairs(cluster.devices // pp) for pp in stages) * len(divisors(workload.global_batch))
+    # The ways to write what pp leaves as tp * cp * dp.
+    ways = sum(len(divisors(cluster.devices // pp // tp)) for pp in stages for tp in divisors(cluster.devices // pp))
+    layouts = ways * len(divisors(workload.global_batch))
     if layouts > MAX_LAYOUTS:
         raise InputError("cluster.nodes", cluster.nodes, f"{layouts} layouts are more than {MAX_LAYOUTS}: {_FEWER}")
     plain = len(legal_plans(model, cluster, workload, PLAIN, runtime))
@@ -173,8 +172,3 @@ def require_bounded(model: ModelSpec, cluster: ClusterSpec, workload: Workload, 
     plans = plain * experts * (chunks + 2) * CHOICES
     if plans > MAX_PLANS:
         raise InputError("cluster.nodes", cluster.nodes, f"{plans} plans are more than {MAX_PLANS}: {_FEWER}")
-
-
-def _pairs(number: int) -> int:
-    """The ways to write a number as tp * cp * dp."""
-    return sum(len(divisors(number // tp)) for tp in divisors(number))

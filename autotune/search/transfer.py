@@ -10,8 +10,8 @@ import numpy as np
 from autotune.cost.estimate import EstimateTable
 from autotune.search.peaks import term_shares
 from autotune.search.physics import PARAMETERS, behaviour
-from autotune.search.posterior import LESSON_NOISE, TransferObservation
-from autotune.specs import Plan
+from autotune.search.posterior import TRANSFER_NOISE, TransferObservation
+from autotune.specs import ClusterSpec, Plan
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,23 +52,31 @@ def transfers_of(plans: Sequence[Plan], estimates: EstimateTable, shown: Sequenc
     return found
 
 
+def alike(one: ClusterSpec, other: ClusterSpec) -> bool:
+    """Whether two clusters have the same devices and links. The size of a node counts where both have several."""
+    same_nodes = one.gpus_per_node == other.gpus_per_node or 1 in {one.nodes, other.nodes}
+    return one.device == other.device and one.intra == other.intra and same_nodes
+
+
 def merged(transfers: Iterable[TransferObservation]) -> list[TransferObservation]:
     """One transfer a plan: the mean over groups, with their spread as its noise."""
     by_plan: dict[Plan, list[TransferObservation]] = {}
     for item in transfers:
         by_plan.setdefault(item.plan, []).append(item)
-    return [_mean(plan, by_plan[plan]) for plan in sorted(by_plan, key=lambda plan: plan.key)]
-
-
-def _mean(plan: Plan, items: Sequence[TransferObservation]) -> TransferObservation:
-    speeds = [item.log_speed for item in items if item.log_speed is not None]
-    peaks = [item.log_peak for item in items if item.log_peak is not None]
-    spread = float(np.std(speeds)) if speeds else 0.0
-    return TransferObservation(
-        plan=plan,
-        log_speed=float(np.mean(speeds)) if speeds else None,
-        slopes=tuple(np.mean([item.slopes for item in items], axis=0).tolist()),
-        shares=tuple(np.mean([item.shares for item in items], axis=0).tolist()),
-        log_peak=float(np.mean(peaks)) if peaks else None,
-        noise=float(np.hypot(LESSON_NOISE, spread)),
-    )
+    found = []
+    for plan in sorted(by_plan, key=lambda plan: plan.key):
+        items = by_plan[plan]
+        speeds = [item.log_speed for item in items if item.log_speed is not None]
+        peaks = [item.log_peak for item in items if item.log_peak is not None]
+        spread = float(np.std(speeds)) if speeds else 0.0
+        found.append(
+            TransferObservation(
+                plan=plan,
+                log_speed=float(np.mean(speeds)) if speeds else None,
+                slopes=tuple(np.mean([item.slopes for item in items], axis=0).tolist()),
+                shares=tuple(np.mean([item.shares for item in items], axis=0).tolist()),
+                log_peak=float(np.mean(peaks)) if peaks else None,
+                noise=float(np.hypot(TRANSFER_NOISE, spread)),
+            )
+        )
+    return found

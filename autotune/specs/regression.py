@@ -16,6 +16,10 @@ from autotune.specs.measurement import FailureKind, Seconds
 Speed = Annotated[float, Field(gt=0)]
 
 
+CHECK_JOB = "check-"
+"""What the ids of a check's jobs begin with; its id and the measurement's number follow."""
+
+
 class CheckRole(StrEnum):
     """What one measurement of a check is of: the plan's step, or a control that no plan has an influence on."""
 

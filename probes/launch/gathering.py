@@ -171,7 +171,7 @@ def _is_stopped(pid: int) -> bool:
 
 
 def _ask_for_stacks(waiting: Mapping[int, RankLink]) -> None:
-    """Makes silent ranks write where they are into their logs (faulthandler, in service.listen)."""
+    """Makes silent ranks write where they are into their logs (faulthandler, in rank.listen)."""
     for link in waiting.values():
         with contextlib.suppress(ProcessLookupError):
             os.kill(link.pid, signal.SIGUSR1)

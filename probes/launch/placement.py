@@ -1,4 +1,4 @@
-"""Where and with which environment a rank is started."""
+"""Where, with which environment and what to do a rank is started."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from autotune.specs import DeviceKind
 
@@ -27,6 +28,28 @@ class Placement:
     command_prefix: tuple[str, ...] = ()
     environment: Mapping[str, str] = field(default_factory=dict)
     address: str = "127.0.0.1"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RankConfig:
+    """What a rank is told when it starts. `memory_bytes` is the CPU device's memory, None elsewhere."""
+
+    rank: int
+    world_size: int
+    local_rank: int
+    kind: DeviceKind
+    memory_bytes: int | None
+    log_path: str
+    store_host: str = ""
+
+    def to_data(self) -> dict[str, Any]:
+        """Plain JSON-able data."""
+        return {name: getattr(self, name) for name in self.__slots__}
+
+    @classmethod
+    def from_data(cls, data: dict[str, Any]) -> RankConfig:
+        """The reverse of `to_data` after a trip through JSON."""
+        return cls(**{**data, "kind": DeviceKind(data["kind"])})
 
 
 def rank_environment(kind: DeviceKind, ranks: int, placement: Placement) -> dict[str, str]:

@@ -20,8 +20,7 @@ from autotune.specs import ClusterSpec, DeviceKind, FailureKind
 from probes.launch.channel import Channel, Message
 from probes.launch.failures import RankFailure, death_of
 from probes.launch.gathering import Gathered, Poll, gather
-from probes.launch.placement import Placement, dying_with_parent, rank_environment
-from probes.launch.service import RankConfig
+from probes.launch.placement import Placement, RankConfig, dying_with_parent, rank_environment
 
 _DEATH_S = 10.0
 # A pool whose ranks hold this much more than at their first answer is started again (the larger of the two).

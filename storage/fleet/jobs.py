@@ -35,6 +35,13 @@ from storage.tunings.rows import values
 from storage.tunings.tables import TrialRow, TuningRow
 from storage.tunings.tunings import add_trial, end_trial
 
+REQUEST: TypeAdapter[ProbeRequest] = TypeAdapter(ProbeRequest)
+JOB_PLAIN = (
+    "id", "pool", "tuning_id", "trial_id", "principal", "environment_key", "only_node", "attempt", "deadline_s",
+    "message", "created_at",
+)  # fmt: skip
+JOB_CHANGING = ("cancelled", "token", "world_id", "warm", "endpoint", "granted_at", "ended_at")
+MAX_QUEUED = 1000
 HOLDING = (JobState.GRANTED.value, JobState.REPORTED.value)
 BUSY = (MemberState.LEASED.value, MemberState.RUNNING.value)
 
@@ -96,15 +103,6 @@ def first_failure(job: JobRow, besides: MemberRow) -> FailureKind | None:
 
 def _most_telling(kinds: list[FailureKind]) -> FailureKind | None:
     return min(kinds, key=lambda kind: LEAST.index(kind) + 1 if kind in LEAST else 0, default=None)
-
-
-REQUEST: TypeAdapter[ProbeRequest] = TypeAdapter(ProbeRequest)
-JOB_PLAIN = (
-    "id", "pool", "tuning_id", "trial_id", "principal", "environment_key", "only_node", "attempt", "deadline_s",
-    "message", "created_at",
-)  # fmt: skip
-JOB_CHANGING = ("cancelled", "token", "world_id", "warm", "endpoint", "granted_at", "ended_at")
-MAX_QUEUED = 1000
 
 
 class JobStore(SessionStore):

@@ -47,11 +47,6 @@ RANK_COLUMNS = tuple(name for name in RankReading.model_fields if hasattr(RankRo
 SERIES = {"step": "step_times_s", "warmup": "warmup_times_s", "loss": "losses"}
 
 
-def tuning_row(tuning: Tuning) -> TuningRow:
-    """The row of a new tuning."""
-    return TuningRow(**tuning_values(tuning))
-
-
 def tuning_values(tuning: Tuning) -> dict[str, Any]:
     """The columns of a new tuning."""
     return {

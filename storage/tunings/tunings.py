@@ -36,7 +36,7 @@ class TuningStore(SessionStore):
     def create_tuning(self, tuning: Tuning) -> None:
         """Stores a new tuning. Raises StoreConflictError if the id exists."""
         with self.writing() as session:
-            row = rows.tuning_row(tuning)
+            row = TuningRow(**rows.tuning_values(tuning))
             session.add(row)
             flush_new(session, f"tuning {tuning.id!r} exists already")
             add_event(session, tuning.id, EventKind.STATE, state_data(row), database_now(session))

@@ -37,6 +37,32 @@ def test_nodes_come_by_name_and_pool(store: SqlStore) -> None:
     assert [each.name for each in store.nodes("two")] == ["C", "a"]
 
 
+def test_a_single_process_has_a_pool_that_is_nobody_elses_and_is_discarded_at_its_end(store: SqlStore) -> None:
+    own = "@1@host:7:0.00"
+    pair(store)
+    store.register_node(node(own, pool=own))
+    other = granted(store, job("other"))
+    before = store.counts(), store.nodes(), store.jobs(), store.leased_nodes(), store.gpu_s_by_principal(MOMENT).keys()
+    found = granted(store, job("own", pool=own), (own,), lease_s=OVER_S)
+    store.create_job(job("waits", pool=own))
+    assert before == (
+        store.counts(), store.nodes(), store.jobs(), store.leased_nodes(), store.gpu_s_by_principal(MOMENT).keys()
+    )  # fmt: skip
+    assert [each.id for each in store.unsent_members(OVER_S)] == ["other"]
+    assert store.expire_members() == []
+    assert [each.name for each in store.nodes(own)] == [own]
+    assert [each.id for each in store.jobs(pool=own)] == ["own", "waits"]
+    assert store.leased_nodes(own) == {own: "own"}
+    assert [each.id for each in store.queued_jobs(own, most_each=9)] == ["waits"]
+    assert store.start_member("own", found.token, own, "s1", lease_s=OVER_S) is not None
+    assert store.local_pools() == [own]
+    store.discard_pool(own)
+    assert (store.local_pools(), store.nodes(own), store.jobs(pool=own)) == ([], [], [])
+    assert store.renew_member(other.id, other.token, "a", "s1", lease_s=LONG_S).go_on
+    with pytest.raises(ValueError, match="fleet's"):
+        store.discard_pool(POOL)
+
+
 def test_an_unknown_node_is_an_error_that_repeats_it(store: SqlStore) -> None:
     store.register_node(node("a"))
     for ask in (

@@ -27,7 +27,7 @@ from fleet_records import (
 )
 from processes import Begin, run_together
 from services import PASSWORD, PostgresServer
-from store_records import COLLECTIVE_OUTCOME, FINGERPRINT, step_reading, trial
+from store_records import COLLECTIVE_OUTCOME, FINGERPRINT, step_reading, trial, tuning
 
 from autotune.errors import StoreError
 from autotune.ports.fleet import Submission
@@ -119,6 +119,16 @@ def test_one_tuner_claims(store: SqlStore) -> None:
     claims = together(lambda number: store.claim_tuning("tuning-1", f"tuner-{number}", lease_s=LONG_S), 6)
     (won,) = [claim for claim in claims if claim is not None]
     assert store.tuning("tuning-1").owner == won.owner
+
+
+def test_a_tuning_of_a_single_process_is_its_until_it_lets_go(store: SqlStore) -> None:
+    store.create_tuning(tuning("own", owner=""))
+    claims = together(lambda number: store.claim_tuning("own", f"process-{number}", lease_s=None), 6)
+    (won,) = [claim for claim in claims if claim is not None]
+    assert store.claim_tuning("own", won.owner, lease_s=None) is not None
+    assert store.claim_tuning("own", "tuner", lease_s=LONG_S) is None  # that is not for a fleet
+    store.release_tuning("own", won.owner)
+    assert store.claim_tuning("own", "another", lease_s=None) is not None
 
 
 def test_requests_join_a_tuning_while_somebody_works_on_it(postgres: PostgresServer) -> None:

@@ -8,7 +8,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -61,22 +61,31 @@ def home(tmp_path: Path) -> Home:
 
 
 @pytest.fixture
-def started(home: Home) -> Iterator[tuple[subprocess.Popen[str], str]]:
-    """A tuning in the middle of its second trial, and its id."""
-    process = home.start(*WORKLOAD, "--cluster", "pair.yaml", "--max-trials", "4", *SPACE)
-    assert process.stderr is not None
-    first = process.stderr.readline()
-    for line in process.stderr:
-        if line.startswith("trial 0"):
-            break
+def tuning(home: Home) -> Iterator[Callable[..., subprocess.Popen[str]]]:
+    """Starts `autotune tune ARGUMENTS...`; none outlives the test."""
+    running: list[subprocess.Popen[str]] = []
+
+    def start(*arguments: str) -> subprocess.Popen[str]:
+        running.append(home.start(*arguments))
+        return running[-1]
+
+    yield start
+    for process in running:
+        if process.poll() is None:
+            process.kill()
+        process.communicate()
+
+
+def running_trial(home: Home, process: subprocess.Popen[str], number: int) -> Trial:
+    """A trial of at least that number, which a tuning is in the middle of."""
     deadline = time.monotonic() + WITHIN_S
-    while not any(trial.state is TrialState.RUNNING for trial in home.trials()):
+    while True:
+        for trial in home.trials():
+            if trial.state is TrialState.RUNNING and trial.number >= number:
+                return trial
         assert process.poll() is None
         assert time.monotonic() < deadline
-    yield process, first.split()[1].rstrip(":")
-    if process.poll() is None:
-        process.kill()
-    process.communicate()
+        time.sleep(0.05)  # the ranks need the cores
 
 
 def assert_gone(ranks: list[psutil.Process]) -> None:
@@ -112,32 +121,26 @@ def assert_finished(answer: dict[str, object], tuning_id: str) -> list[dict[str,
     return trials
 
 
-def test_after_kill_9_no_rank_is_left_and_the_tuning_resumes(
-    home: Home, started: tuple[subprocess.Popen[str], str]
+def test_a_tuning_is_killed_and_interrupted_and_comes_to_its_end(
+    home: Home, tuning: Callable[..., subprocess.Popen[str]]
 ) -> None:
-    process, tuning_id = started
-    (running,) = [trial for trial in home.trials() if trial.state is TrialState.RUNNING]
-    ranks = psutil.Process(process.pid).children(recursive=True)
+    killed = tuning(*WORKLOAD, "--cluster", "pair.yaml", "--max-trials", "4", *SPACE)
+    assert killed.stderr is not None
+    tuning_id = killed.stderr.readline().split()[1].rstrip(":")
+    cut = running_trial(home, killed, 1)
+    ranks = psutil.Process(killed.pid).children(recursive=True)
     assert len(ranks) >= 2
-    process.kill()
-    process.wait()
+    killed.kill()
+    killed.wait()
     assert_gone(ranks)
 
-    trials = assert_finished(resume(home, tuning_id), tuning_id)
-    cut = trials[running.number]
-    assert (cut["state"], cut["plan"]) == ("failed", running.plan.to_data())
-    assert isinstance(cut["failure"], dict)
-    assert cut["failure"]["kind"] == FailureKind.LOST
-
-
-def test_ctrl_c_says_how_to_go_on_and_keeps_what_was_measured(
-    home: Home, started: tuple[subprocess.Popen[str], str]
-) -> None:
-    process, tuning_id = started
-    ranks = psutil.Process(process.pid).children(recursive=True)
-    process.send_signal(signal.SIGINT)
-    _, err = process.communicate(timeout=60)
-    assert process.returncode == 130
+    interrupted = tuning("--resume", tuning_id)
+    running_trial(home, interrupted, cut.number + 1)
+    ranks = psutil.Process(interrupted.pid).children(recursive=True)
+    assert len(ranks) >= 2
+    interrupted.send_signal(signal.SIGINT)
+    _, err = interrupted.communicate(timeout=60)
+    assert interrupted.returncode == 130
     assert f"autotune tune --resume {tuning_id}" in err
     assert "Traceback" not in err
     assert_gone(ranks)
@@ -145,5 +148,9 @@ def test_ctrl_c_says_how_to_go_on_and_keeps_what_was_measured(
     first = home.trials()[0]
     trials = assert_finished(resume(home, tuning_id), tuning_id)
     assert trials[0]["tokens_per_s_per_gpu"] == (first.reading and first.reading.tokens_per_s_per_gpu)
+    lost = trials[cut.number]
+    assert (lost["state"], lost["plan"]) == ("failed", cut.plan.to_data())
+    assert isinstance(lost["failure"], dict)
+    assert lost["failure"]["kind"] == FailureKind.LOST
     again = resume(home, tuning_id)
     assert assert_finished(again, tuning_id) == trials  # a tuning that has ended is only told once more

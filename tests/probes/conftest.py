@@ -8,9 +8,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from local_ranks import AMPLE_S, HERE, cpu_cluster
+from local_ranks import AMPLE_S, HERE, InsideProber, cpu_cluster
 
-from probes.launch import LocalProber, RankPool
+from probes.launch import RankPool
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -28,16 +28,23 @@ def _rank_environment() -> Iterator[None]:
 
 
 @pytest.fixture(scope="session")
-def pair(_rank_environment: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalProber]:
-    """A prober of two ranks."""
-    with LocalProber(cpu_cluster(2), log_dir=tmp_path_factory.mktemp("pair")) as prober:
+def one(_rank_environment: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[InsideProber]:
+    """A prober of one rank with room for a model that is worth measuring."""
+    with InsideProber(cpu_cluster(1, 2 << 30), log_dir=tmp_path_factory.mktemp("one")) as prober:
         yield prober
 
 
 @pytest.fixture(scope="session")
-def four(_rank_environment: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalProber]:
+def pair(_rank_environment: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[InsideProber]:
+    """A prober of two ranks."""
+    with InsideProber(cpu_cluster(2), log_dir=tmp_path_factory.mktemp("pair")) as prober:
+        yield prober
+
+
+@pytest.fixture(scope="session")
+def four(_rank_environment: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[InsideProber]:
     """A prober of four ranks."""
-    with LocalProber(cpu_cluster(4), log_dir=tmp_path_factory.mktemp("four")) as prober:
+    with InsideProber(cpu_cluster(4), log_dir=tmp_path_factory.mktemp("four")) as prober:
         yield prober
 
 

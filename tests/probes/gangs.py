@@ -122,6 +122,11 @@ class Gang:
             share, request, deadline_s=deadline_s, publish=board.publish, order=order
         )
 
+    @property
+    def is_warm(self) -> bool:
+        """Whether all nodes hold the ranks of the last world."""
+        return {node.world_id for node in self.nodes} == {f"world-{self.worlds}"}
+
     def processes(self) -> list[psutil.Process]:
         """The ranks of all nodes, by rank."""
         return [psutil.Process(pid) for node in self.nodes for pid in node.pids]

@@ -1,12 +1,15 @@
-"""This machine as a cluster of CPU ranks, and the check that none of them is left."""
+"""This machine as a cluster of CPU ranks, a prober that looks inside them, and the check that none of them is left."""
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
+from typing import Any
 
 import psutil
 
 from autotune.specs import ClusterSpec
+from probes.launch import LocalProber
 
 RANK_MEMORY_BYTES = 512 << 20
 # What a busy machine may need to start ranks and run something short; never waited for where all is well.
@@ -20,6 +23,18 @@ def cpu_cluster(ranks: int, memory_bytes: int = RANK_MEMORY_BYTES) -> ClusterSpe
     return ClusterSpec.from_data(
         {"name": "here", "nodes": 1, "gpus_per_node": ranks, "device": device, "intra": {"name": "loopback"}}
     )
+
+
+class InsideProber(LocalProber):
+    """A prober whose ranks also run the checks of tests, which look inside a rank."""
+
+    def check(self, module: str, **request: Any) -> dict[int, dict[str, Any]]:
+        """What `module.run(request, context)` returns on each rank."""
+        deadline, log_dir = time.monotonic() + AMPLE_S, self._next_log_dir(module)
+        self._pool.start(deadline=deadline, log_dir=log_dir)
+        gathered = self._pool.run(module, {"kind": "check", **request}, deadline=deadline, log_dir=log_dir)
+        assert gathered.failure is None, gathered.failure
+        return gathered.reports
 
 
 def assert_gone(processes: list[psutil.Process], within_s: float = 20.0) -> None:

@@ -43,8 +43,8 @@ def gang(_rank_environment: None, tmp_path_factory: pytest.TempPathFactory) -> I
 
 
 def warmed(gang: Gang) -> list[psutil.Process]:
-    """The ranks of a world that works: the deadline of what comes next is the probe's."""
-    assert gang.run(SHORT).failure is None
+    """The ranks of a working world, the last one if that works: the deadline of what comes next is the probe's."""
+    assert gang.run(SHORT, warm=gang.is_warm).failure is None
     processes = gang.processes()
     assert len(processes) == gang.cluster.devices
     return processes
@@ -61,7 +61,8 @@ def struck(gang: Gang, sent: signal.Signals, rank: int, deadline_s: float = AMPL
 
 
 def test_readings_costs_and_warm_reuse(gang: Gang) -> None:
-    processes = warmed(gang)
+    assert gang.run(SHORT).failure is None
+    processes = gang.processes()
     assert gang.board.endpoint.startswith("127.0.0.1:")
     outcome = gang.run(SHORT, warm=True)
     assert outcome.failure is None
@@ -76,6 +77,16 @@ def test_readings_costs_and_warm_reuse(gang: Gang) -> None:
     assert blamed_node(gang.board.members()) is None
 
 
+def test_a_refusal_leaves_the_world_warm(gang: Gang) -> None:
+    processes = warmed(gang)
+    failure = gang.run(SHORT.model_copy(update={"group_size": 3}), warm=True).failure
+    assert failure is not None
+    assert failure.kind is FailureKind.ILLEGAL
+    assert "must divide the 2 ranks" in failure.message
+    assert blamed_node(gang.board.members()) is None
+    assert gang.processes() == processes
+
+
 def test_a_step_across_nodes(gang: Gang) -> None:
     model = ModelSpec.from_data({"name": "small", **SHAPE, "hidden": 64, "ffn": 128, "vocab": 256})
     workload = Workload.from_data({"seq_len": 32, "global_batch": 4, "dtype": "fp32"})
@@ -85,24 +96,6 @@ def test_a_step_across_nodes(gang: Gang) -> None:
     (reading,) = outcome.readings
     assert isinstance(reading, StepReading)
     assert [(rank.rank, rank.stage) for rank in reading.ranks] == [(0, 0), (1, 1)]
-
-
-def test_kill_9_of_a_rank(gang: Gang) -> None:
-    failure = struck(gang, signal.SIGKILL, rank=1).failure
-    assert failure is not None
-    assert (failure.kind, failure.rank) == (FailureKind.CRASH, 1)
-    assert failure.message == "node node-b: rank 1 was killed by SIGKILL"
-    assert failure.log_path is not None
-    assert Path(failure.log_path).name == "rank-1.log"
-    assert blamed_node(gang.board.members()) == "node-b"
-
-
-def test_a_stopped_rank_is_a_hang(gang: Gang) -> None:
-    failure = struck(gang, signal.SIGSTOP, rank=1, deadline_s=4).failure
-    assert failure is not None
-    assert (failure.kind, failure.rank) == (FailureKind.HANG, 1)
-    assert failure.message.startswith("node node-b: rank 1 is stopped")
-    assert blamed_node(gang.board.members()) == "node-b"
 
 
 def test_memory_that_runs_out_on_one_node_is_the_cause(gang: Gang) -> None:
@@ -122,14 +115,22 @@ def test_memory_that_runs_out_on_one_node_is_the_cause(gang: Gang) -> None:
     assert_gone(processes, 0)
 
 
-def test_a_refusal_leaves_the_world_warm(gang: Gang) -> None:
-    processes = warmed(gang)
-    failure = gang.run(SHORT.model_copy(update={"group_size": 3}), warm=True).failure
+def test_kill_9_of_a_rank(gang: Gang) -> None:
+    failure = struck(gang, signal.SIGKILL, rank=1).failure
     assert failure is not None
-    assert failure.kind is FailureKind.ILLEGAL
-    assert "must divide the 2 ranks" in failure.message
-    assert blamed_node(gang.board.members()) is None
-    assert gang.processes() == processes
+    assert (failure.kind, failure.rank) == (FailureKind.CRASH, 1)
+    assert failure.message == "node node-b: rank 1 was killed by SIGKILL"
+    assert failure.log_path is not None
+    assert Path(failure.log_path).name == "rank-1.log"
+    assert blamed_node(gang.board.members()) == "node-b"
+
+
+def test_a_stopped_rank_is_a_hang(gang: Gang) -> None:
+    failure = struck(gang, signal.SIGSTOP, rank=1, deadline_s=3).failure
+    assert failure is not None
+    assert (failure.kind, failure.rank) == (FailureKind.HANG, 1)
+    assert failure.message.startswith("node node-b: rank 1 is stopped")
+    assert blamed_node(gang.board.members()) == "node-b"
 
 
 def test_cancelled(gang: Gang) -> None:

@@ -65,7 +65,7 @@ def test_a_link_that_goes_down(gang: Gang, sides: list[Placement]) -> None:
     assert len(processes) == 4
     link = (*sides[1].command_prefix, "ip", "link", "set", sides[1].environment["GLOO_SOCKET_IFNAME"])
     across = ENDLESS.model_copy(update={"stride": 2})
-    failure = gang.run(across, warm=True, deadline_s=5, on_progress=lambda: command(*link, "down")).failure
+    failure = gang.run(across, warm=True, deadline_s=3, on_progress=lambda: command(*link, "down")).failure
     command(*link, "up")
     assert failure is not None
     assert failure.kind in {FailureKind.COMMUNICATION, FailureKind.HANG}

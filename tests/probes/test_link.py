@@ -122,6 +122,7 @@ def test_no_operation_reads_more_than_the_link_gives(limited: LocalProber, op: C
     assert read(limited, op, 2, 1).busbw_bytes_per_s < LIMIT_BYTES_PER_S * (1 + TOLERANCE)
 
 
+@pytest.mark.slow  # test_gang_link reads such groups too, with ranks of two nodes
 @pytest.mark.usefixtures("_rank_environment")
 def test_groups_that_share_a_link_share_its_speed(tmp_path: Path) -> None:
     with (

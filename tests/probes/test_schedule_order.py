@@ -2,35 +2,20 @@
 
 from __future__ import annotations
 
-import time
-from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
-from local_ranks import AMPLE_S, cpu_cluster
+from local_ranks import InsideProber
 
 from autotune.cost.pipeline import Task, order
 from autotune.specs import Plan, Schedule
-from probes.launch import RankPool
 
 
-@pytest.fixture(scope="module")
-def pool(_rank_environment: None) -> Iterator[RankPool]:
-    found = RankPool(cpu_cluster(4), 4)
-    yield found
-    found.close()
-
-
-def entries(pool: RankPool, log_dir: Path, plan: Plan, micro_batches: int) -> dict[int, list[list[Any]]]:
+def entries(four: InsideProber, plan: Plan, micro_batches: int) -> dict[int, list[list[Any]]]:
     """What each rank did in one step."""
-    deadline = time.monotonic() + AMPLE_S
-    pool.start(deadline=deadline, log_dir=log_dir)
     workload = {"global_batch": plan.dp * plan.micro_batch * micro_batches}
-    request = {"kind": "check", "plan": plan.to_data(), "workload": workload, "steps": 1}
-    gathered = pool.run("schedule_checks", request, deadline=deadline, log_dir=log_dir)
-    assert gathered.failure is None, gathered.failure
-    return {rank: report["steps"][0] for rank, report in gathered.reports.items()}
+    reports = four.check("schedule_checks", plan=plan.to_data(), workload=workload, steps=1)
+    return {rank: report["steps"][0] for rank, report in reports.items()}
 
 
 @pytest.mark.parametrize(
@@ -45,19 +30,19 @@ def entries(pool: RankPool, log_dir: Path, plan: Plan, micro_batches: int) -> di
     ],
 )
 def test_stages_work_in_the_simulated_order(
-    pool: RankPool, tmp_path: Path, schedule: Schedule, pp: int, vpp: int, micro_batches: int
+    four: InsideProber, schedule: Schedule, pp: int, vpp: int, micro_batches: int
 ) -> None:
     plan = Plan(pp=pp, dp=4 // pp, vpp=vpp, schedule=schedule)
-    found = entries(pool, tmp_path, plan, micro_batches)
+    found = entries(four, plan, micro_batches)
     for rank, done in found.items():
         stage = rank // plan.dp
         expected = order(schedule, stage, pp, vpp, micro_batches)
         assert [Task(forward, number, chunk) for forward, number, chunk, _, _ in done] == expected
 
 
-def test_no_work_starts_before_what_it_needs_is_done(pool: RankPool, tmp_path: Path) -> None:
+def test_no_work_starts_before_what_it_needs_is_done(four: InsideProber) -> None:
     """On one clock: a forward after that of the stage before, a backward after that of the stage behind."""
-    found = entries(pool, tmp_path, Plan(pp=4, dp=1), 6)
+    found = entries(four, Plan(pp=4, dp=1), 6)
     started = {(f, m, stage): start for stage, done in found.items() for f, m, _, start, _ in done}
     ended = {(f, m, stage): end for stage, done in found.items() for f, m, _, _, end in done}
     for (forward, number, stage), start in started.items():

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from local_ranks import AMPLE_S, cpu_cluster
+from local_ranks import AMPLE_S
 from training_plans import step_request
 
 from autotune.cost.work import model_flops_per_token as cost_flops_per_token
@@ -16,12 +15,6 @@ from probes.reports import merge_step, model_flops_per_token
 
 SMALL = {"layers": 4, "hidden": 256, "heads": 8, "kv_heads": 8, "ffn": 1024, "vocab": 2048}
 SMALL_STEPS: dict[str, Any] = {"model": SMALL, "seq_len": 128, "global_batch": 4, "trace": True}
-
-
-@pytest.fixture(scope="module")
-def one(_rank_environment: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalProber]:
-    with LocalProber(cpu_cluster(1, 2 << 30), log_dir=tmp_path_factory.mktemp("one")) as prober:
-        yield prober
 
 
 def outcome(prober: LocalProber, plan: Plan, **changes: Any) -> ProbeOutcome:

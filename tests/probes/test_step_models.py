@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from local_ranks import AMPLE_S, cpu_cluster
+from local_ranks import AMPLE_S
 from training_plans import step_request
 
 from autotune.specs import Plan
@@ -24,8 +23,8 @@ QWEN = {"kv_heads": 2, "qk_norm": True, "qkv_bias": True, "layers": 5}
 BARE = {"position": "none", "tied": True, "head_dim": 16}
 
 PLANS = {
-    "tp2.dp2": {"tp": 2, "dp": 2, "zero_stage": 1},
-    "tp2.dp2.sp": {"tp": 2, "dp": 2, "zero_stage": 3, "sequence_parallel": True},
+    "tp2.dp2": {"tp": 2, "dp": 2, "zero_stage": 1, "micro_batch": 2},
+    "tp2.dp2.sp": {"tp": 2, "dp": 2, "zero_stage": 3, "sequence_parallel": True, "micro_batch": 2},
     "tp2.pp2.sp": {"tp": 2, "pp": 2, "sequence_parallel": True, "micro_batch": 2},
     "pp4": {"pp": 4, "schedule": "gpipe", "micro_batch": 2},
     "pp2.dp2": {"pp": 2, "dp": 2, "zero_stage": 3, "micro_batch": 2, "recompute": "full"},
@@ -34,27 +33,29 @@ PLANS = {
 }
 
 
-@pytest.fixture(scope="module")
-def one(_rank_environment: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalProber]:
-    with LocalProber(cpu_cluster(1), log_dir=tmp_path_factory.mktemp("one")) as prober:
-        yield prober
-
-
 def losses(prober: LocalProber, plan: dict[str, Any], **changes: Any) -> tuple[float, ...]:
     outcome = prober.run(step_request(Plan.from_data(plan), **changes), deadline_s=AMPLE_S)
     assert outcome.failure is None, outcome.failure
     return outcome.readings[0].losses
 
 
-@pytest.mark.parametrize("model", [GPT2, QWEN, BARE], ids=["gpt2", "qwen", "bare"])
+@pytest.fixture(scope="module", params=[GPT2, QWEN, BARE], ids=["gpt2", "qwen", "bare"])
+def model(request: pytest.FixtureRequest) -> dict[str, Any]:
+    return dict(request.param)
+
+
+@pytest.fixture(scope="module")
+def alone(one: LocalProber, model: dict[str, Any]) -> tuple[float, ...]:
+    return losses(one, {}, model=model)
+
+
 @pytest.mark.parametrize("plan", PLANS.values(), ids=PLANS)
 def test_a_model_trains_alike_under_a_plan(
-    one: LocalProber, four: LocalProber, model: dict[str, Any], plan: dict[str, Any]
+    four: LocalProber, model: dict[str, Any], alone: tuple[float, ...], plan: dict[str, Any]
 ) -> None:
-    if model is QWEN and plan.get("tp", 1) > 1:
+    if model == QWEN and plan.get("tp", 1) > 1:
         plan = plan | {"micro_batch": 1}
-    expected = losses(one, {}, model=model)
-    assert losses(four, plan, model=model) == pytest.approx(expected, rel=1e-5)
+    assert losses(four, plan, model=model) == pytest.approx(alone, rel=1e-5)
 
 
 @pytest.mark.parametrize("plan", [PLANS["tp2.dp2.sp"], PLANS["pp4"]], ids=["tp2.dp2.sp", "pp4"])

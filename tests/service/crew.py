@@ -42,7 +42,7 @@ from autotune.wiring import open_fleet, open_queue, open_store
 Answer = TypeVar("Answer")
 
 AMPLE_S = 120.0  # what a busy machine may need; never waited for where all is well
-PATIENCE = ("--patience", "20")
+PATIENCE = ("--patience", "30")
 RANK_MEMORY_BYTES = 512 << 20
 POOL = "box"
 MAX_TRIALS = 3
@@ -217,7 +217,7 @@ class Crew:
 
     def submit(self, nodes: int) -> Tuning:
         """A request to tune the smallest model on that many nodes."""
-        fleet = open_fleet(self.settings, self.store)
+        fleet = open_fleet(self.store, open_queue(self.settings))
         submission = submission_of(
             smallest(),
             pool_cluster(nodes),

@@ -14,7 +14,7 @@ from truth import assert_truthful
 from autotune.catalog import smallest
 from autotune.fleet.service import submission_of
 from autotune.specs import Budget, Job, Workload
-from autotune.wiring import open_fleet
+from autotune.wiring import open_fleet, open_queue
 
 WANTS = {"ben": 2, "cleo": 2, "dora": 1}
 # The scheduler reads who waits and who used what a moment before it grants.
@@ -24,7 +24,7 @@ A_MOMENT, A_LITTLE_GPU_S = timedelta(seconds=1), 2.0
 @pytest.mark.slow
 @pytest.mark.timeout(600)
 def test_users_who_fight_for_the_same_nodes_take_turns(crew: Crew) -> None:
-    with closing(open_fleet(crew.settings, crew.store)) as fleet:
+    with closing(open_fleet(crew.store, open_queue(crew.settings))) as fleet:
         tunings = [
             fleet.submit(
                 submission_of(

@@ -12,11 +12,10 @@ import pytest
 from crew import wait_for
 from services import RedisServer, redis_server
 
-from autotune.fleet.service import FleetService
 from autotune.queue.app import TUNER_QUEUE, node_queue
 from autotune.queue.sending import CeleryQueue
 from autotune.settings import read_settings
-from autotune.wiring import merge_reports, open_queue
+from autotune.wiring import open_fleet, open_queue, open_regression
 from storage import open_store
 from workers.handlers import TunerHandlers
 
@@ -71,13 +70,9 @@ def test_new_tunings_of_a_moment_are_one_message_which_a_tuner_splits(
     assert messages(own_broker, TUNER_QUEUE) == [["one", "two", "three"]]
     assert queue.backlog() == 1
     with open_store(f"sqlite:///{tmp_path / 'fleet.db'}") as store:
-        handlers = TunerHandlers(
-            FleetService(store, queue, merge_reports),
-            sweep_every_s=5.0,
-            check_on=lambda: None,
-            go_on=lambda _: None,
-            begin_checks=lambda _: None,
-        )
+        fleet = open_fleet(store, queue)
+        regression = open_regression(read_settings({}), store, queue, fleet)
+        handlers = TunerHandlers(fleet, regression, sweep_every_s=5.0)
         handlers.advance("one", "two", "three")
     assert messages(own_broker, TUNER_QUEUE)[1:] == [["one"], ["two"], ["three"]]
 

@@ -9,12 +9,15 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import closing
 from dataclasses import dataclass, field
+from io import StringIO
 from pathlib import Path
 
 import psutil
 import pytest
 from fleet_world import MODEL, SPACE, WORKLOAD, World, node_of, pool_cluster
+from rich.console import Console
 
+from autotune.cli.tune_view import TuneView
 from autotune.errors import InputError, ProberError, StoreConflictError
 from autotune.fleet.advance import process_owner
 from autotune.fleet.local import LocalFleet, cancel_here
@@ -144,6 +147,32 @@ def test_progress_is_told_while_a_probe_runs(store: SqlStore) -> None:
         fleet.run(tuning.id)
     assert [phase for _, phase in seen] == ["start", "sweep"] * len(ranks.asked)
     assert [request for request, _ in seen[::2]] == ranks.asked
+
+
+def test_each_thing_that_ended_is_a_line(store: SqlStore) -> None:
+    kinds = iter([FailureKind.OOM])
+
+    def fail(request: ProbeRequest) -> MemberReport | None:
+        kind = next(kinds, None) if isinstance(request, StepRequest) else None
+        return MemberReport(failure=kind, message="no memory", wall_s=1.0) if kind else None
+
+    text = StringIO()
+    ranks, tuning = Ranks(meanwhile=fail), asked(store)
+    with TuneView(Console(file=text), tuning, live=False) as view, closing(fleet_of(store, ranks)) as fleet:
+        fleet.run(tuning.id, view.on_event)
+    lines = text.getvalue().splitlines()
+    trials = store.trials(tuning.id)
+    probes = len(ranks.asked) - len(trials)
+    assert [line.split(" ")[0] for line in lines] == [
+        "profiling", *["probe"] * probes, "searching", *["trial"] * len(trials), "done:",
+    ]  # fmt: skip
+    assert "probe all_reduce over groups of 2, stride 1: ok (1.0 s)" in lines
+    assert "probe layer at tp 1, micro-batch 1: ok (1.0 s)" in lines
+    first, second = lines[probes + 2 : probes + 4]
+    assert first == f"trial 0 {trials[0].plan.key}: failed, oom: no memory"
+    assert second.startswith(f"trial 1 {trials[1].plan.key}: ")
+    assert "tokens/s/GPU, step " in second
+    assert lines[-1] == "done: 4 trials were run, the most allowed"
 
 
 def test_a_fleet_in_the_same_store_sees_nothing_of_it(store: SqlStore) -> None:
@@ -291,15 +320,15 @@ def test_what_a_killed_process_left_is_taken_over_at_once_and_tidied_up(store: S
 
 def test_what_a_living_process_runs_is_refused(store: SqlStore) -> None:
     tuning = asked(store)
-    parent = psutil.Process().parent()
-    assert parent is not None
-    alive = f"{socket.gethostname()}:{parent.pid}:{parent.create_time():.2f}"
-    store.save_tuning(tuning.model_copy(update={"owner": alive}))
-    ranks = Ranks()
-    with pytest.raises(StoreConflictError, match=f"is being run by process {alive}"):
-        run(store, tuning, ranks)
-    with pytest.raises(InputError, match="interrupt the process"):
-        cancel_here(store, tuning.id)
+    with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as process:
+        alive = f"{socket.gethostname()}:{process.pid}:{psutil.Process(process.pid).create_time():.2f}"
+        store.save_tuning(tuning.model_copy(update={"owner": alive}))
+        ranks = Ranks()
+        with pytest.raises(StoreConflictError, match=f"is being run by process {alive}"):
+            run(store, tuning, ranks)
+        with pytest.raises(InputError, match="interrupt the process"):
+            cancel_here(store, tuning.id)
+        process.kill()
     assert ranks.asked == []
     elsewhere = "another-host:1:0.00"
     store.save_tuning(tuning.model_copy(update={"owner": elsewhere}))

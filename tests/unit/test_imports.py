@@ -24,7 +24,7 @@ ALLOWED: dict[str, set[str]] = {
     "explain": BASE | {"cost", "search"},
     "backtest": BASE | {"cost", "search"},
     "knowledge": BASE | {"cost", "search", "ports"},
-    "imports": BASE | {"catalog", "cost", "search", "backtest"},
+    "imports": BASE | {"catalog", "cost", "search", "ports", "backtest"},
     "tuning": BASE | {"cost", "export", "search", "ports", "explain", "imports", "knowledge"},
     "fleet": BASE | {"settings", "search", "ports", "tuning"},
     "regression": BASE | {"cost", "settings", "search", "ports", "knowledge", "tuning", "fleet"},
@@ -36,7 +36,7 @@ ALLOWED: dict[str, set[str]] = {
 BELOW_THE_DOORS = set(ALLOWED)
 ALLOWED |= {
     "wiring": BELOW_THE_DOORS - {"client"},
-    "workers": BASE | {"settings", "ports", "fleet", "queue", "wiring"},
+    "workers": BASE | {"settings", "ports", "fleet", "regression", "queue", "wiring"},
     "api": BELOW_THE_DOORS - {"probes", "storage", "queue", "client"} | {"wiring"},
     "cli": BELOW_THE_DOORS | {"wiring", "workers", "api"},
 }
@@ -57,6 +57,7 @@ HEAVY: dict[str, set[str]] = {
     "sse_starlette": {"api"},
     "prometheus_client": {"api"},
     "limits": {"api"},
+    "cachetools": {"api"},
     "httpx": {"client"},
     "matplotlib": {"cli"},
     "typer": {"cli"},

@@ -26,7 +26,7 @@ from autotune.specs import (
     NodeState,
     Plan,
 )
-from autotune.specs.regression import AlertChannel, CauseKind, Check, CheckState, VerdictKind
+from autotune.specs.regression import CHECK_JOB, AlertChannel, CauseKind, Check, CheckState, VerdictKind
 from benchmarks.regression_machine import Machine, Noises
 from storage import SqlStore, open_store
 
@@ -51,16 +51,16 @@ class NightWorld(World):
             self.answers[job.id] = self.machine.answer(job.request).readings
         return self.answers[job.id]
 
-    def act(self, kind: str, *ids: str | int) -> None:
-        if kind == "check" and self.hears:
+    def advance_by(self, each: str) -> None:
+        if each.startswith(CHECK_JOB) and self.hears:
             assert isinstance(self.store, SqlStore)
-            advance_after(self.store, self.mail, self.merge, str(ids[0]))
+            advance_after(self.store, self.mail, self.merge, each)
         else:
-            super().act(kind, *ids)
+            super().advance_by(each)
 
     def start(self, budget_gpu_s: float | None = None) -> list[int]:
         assert isinstance(self.store, SqlStore)
-        found = start_regression(self.store, self.mail, budget_gpu_s=budget_gpu_s)
+        found = start_regression(self.store, budget_gpu_s=budget_gpu_s)
         return [item.candidate.entry_id for item in found.chosen]
 
     def advance(self, *, retune: bool = False) -> list[Check]:
@@ -200,7 +200,7 @@ def test_a_check_goes_to_its_end_without_a_sweep_and_the_next_one_begins(world: 
     world.deliver()
     assert len(world.store.checks(state=CheckState.DONE)) == 2  # type: ignore[attr-defined]
     with pytest.raises(UnknownNameError):
-        world.act("check", "check-of-nobody-1")
+        world.act("advance", "check-of-nobody-1")
 
 
 def test_a_check_measures_alone_on_its_nodes(world: NightWorld) -> None:

@@ -37,7 +37,7 @@ def store(url: str) -> Iterator[SqlStore]:
 def start_api(store: SqlStore, url: str, broker: RedisServer, tmp_path: Path) -> Iterator[StartApi]:
     """Starts the API with options of create_app; ended after the test."""
     settings = Settings(database_url=url, log_dir=tmp_path, broker_url=broker.url)
-    with closing(open_queue(settings)) as queue, closing(open_fleet(settings, store)) as fleet:
+    with closing(open_queue(settings)) as queue, closing(open_fleet(store, open_queue(settings))) as fleet:
         running = []
 
         def start(**options: object) -> Api:

@@ -47,7 +47,7 @@ from autotune.errors import StoreError
 from autotune.queue.app import TUNER_QUEUE
 from autotune.settings import Settings
 from autotune.specs import NodeState, Role
-from autotune.wiring import open_fleet
+from autotune.wiring import open_fleet, open_queue
 from storage import SqlStore
 
 
@@ -111,7 +111,7 @@ def test_nobody_waits_for_a_broker_that_is_silent(
 ) -> None:
     with redis_server() as broker:
         settings = Settings(database_url=url, log_dir=tmp_path, broker_url=broker.url)
-        with closing(open_fleet(settings, store)) as fleet:
+        with closing(open_fleet(store, open_queue(settings))) as fleet:
             app = create_app(store, fleet, broker_answers=bool)
             with serving(app, store) as api:
                 with broker.frozen():
