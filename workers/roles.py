@@ -16,7 +16,7 @@ from autotune.queue.sending import CeleryQueue
 from workers.handlers import TunerHandlers
 from workers.process import LazyHandlers, log_to_stderr, run_worker
 from workers.registration import NodeOptions, register
-from workers.watchdog import Heartbeat
+from workers.watchdog import Heartbeat, end_children
 
 if TYPE_CHECKING:
     from autotune.ports.fleet import FleetStore
@@ -36,6 +36,7 @@ def run_node(settings: Settings, options: NodeOptions, *, patience_s: float) -> 
         StoreError: there is no database.
         ProberError: there is nothing to measure with.
     """
+    end_children()
     log_to_stderr()
     app, queue, heartbeat = create_app(settings), CeleryQueue(create_app(settings)), Heartbeat()
     node = _register(settings, options, queue)
@@ -79,6 +80,7 @@ def _keeps_name(settings: Settings, node: Node) -> bool:
 
 def run_tuner(settings: Settings, *, name: str | None, concurrency: int, patience_s: float) -> int:
     """Advances tunings and sweeps until SIGTERM; returns the exit status. Raises StoreError without a database."""
+    end_children()
     log_to_stderr()
     _yield_to_others()
     app, queue, heartbeat = create_app(settings), CeleryQueue(create_app(settings)), Heartbeat()

@@ -128,7 +128,7 @@ class Watchdog:
             log.error("%s: this worker starts itself again", waited)
             execute_again()
         log.error("%s, and another worker has registered as this node: this one ends", waited)
-        _end_children()
+        end_children()
         os._exit(InputError.exit_code)
 
     def _watch_the_watch(self) -> None:
@@ -152,13 +152,16 @@ class Watchdog:
 
 
 def execute_again() -> NoReturn:
-    """Kills this process's children and replaces it with a new run of the same command."""
-    _end_children()
+    """Kills this process's children and replaces it with a new run of the same command, which does `end_children`."""
+    end_children()
     close_open_fds([sys.stdin, sys.stdout, sys.stderr])
     os.execv(sys.executable, sys.orig_argv)
 
 
-def _end_children() -> None:
+def end_children() -> None:
+    """Kills the children of this process. To be called at its start, too: before it executed itself again its pool may
+    have made new ones in the place of those that were killed.
+    """
     children = psutil.Process().children(recursive=True)
     for child in children:
         child.kill()
