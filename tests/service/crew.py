@@ -48,7 +48,7 @@ POOL = "box"
 MAX_TRIALS = 3
 QUICK = CollectiveRequest(op=CollectiveOp.ALL_REDUCE, group_size=2, sizes_bytes=(1 << 16,))
 # A node that died is noticed after that, and a message that was lost sent again after a third of it.
-LEASE_S = 5.0
+LEASE_S = 8.0
 # Takes some seconds, so that something can happen meanwhile.
 LONG = CollectiveRequest(op=CollectiveOp.ALL_REDUCE, group_size=2, sizes_bytes=(1 << 16,), iterations=2_000)
 
