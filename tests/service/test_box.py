@@ -74,6 +74,14 @@ def exhaustive(box: Box, tuned: dict[str, Any]) -> dict[Plan, float]:
     return found
 
 
+def test_a_box_comes_up_and_tunes_and_its_nodes_are_free_again(box: Box) -> None:
+    data = ended(box, submit(box, DATA_PARALLEL, budget={"max_trials": 1}, seed=7))
+    assert Plan.from_data(data["best"]["plan"]).dp == 2 * RANKS
+    wait_for(lambda: not box.ask("/jobs")["jobs"], "the end of all jobs")
+    assert [(node["name"], node["job"]) for node in box.ask("/nodes")["nodes"]] == [("node0", None), ("node1", None)]
+
+
+@pytest.mark.slow
 def test_the_winner_keeps_tensor_parallelism_inside_a_node(tuned: dict[str, Any]) -> None:
     assert Plan.from_data(tuned["best"]["plan"]).tp <= RANKS
     assert {trial["state"] for trial in tuned["trials"]} <= {"complete", "pruned"}
@@ -89,12 +97,6 @@ def test_the_winner_is_as_good_as_the_best_of_all(tuned: dict[str, Any], exhaust
 def test_tensor_parallelism_across_the_link_loses(exhaustive: dict[Plan, float]) -> None:
     across = max(speed for plan, speed in exhaustive.items() if plan.tp > RANKS)
     assert across < max(speed for plan, speed in exhaustive.items() if plan.tp <= RANKS)
-
-
-def test_nodes_are_free_when_nothing_runs(box: Box, tuned: dict[str, Any]) -> None:
-    assert tuned["best"] is not None
-    wait_for(lambda: not box.ask("/jobs")["jobs"], "the end of all jobs")
-    assert [(node["name"], node["job"]) for node in box.ask("/nodes")["nodes"]] == [("node0", None), ("node1", None)]
 
 
 @pytest.fixture

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from databases import Databases
 from fleet_world import SPACE, World, pool_cluster
 
 from autotune.fleet.service import FleetService
@@ -29,8 +30,8 @@ BUDGET = Budget(max_trials=4)
 
 
 @pytest.fixture
-def store(tmp_path: Path) -> Iterator[SqlStore]:
-    with open_store(f"sqlite:///{tmp_path / 'fleet.db'}") as opened:
+def store(databases: Databases, tmp_path: Path) -> Iterator[SqlStore]:
+    with open_store(databases.ours("sqlite", tmp_path)) as opened:
         yield opened
 
 

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 import pytest
+from databases import Databases
 from fleet_world import MODEL, SPACE, WORKLOAD, World, pool_cluster
 from sqlalchemy import select
 
@@ -43,8 +44,8 @@ REQUEST = CollectiveRequest(op=CollectiveOp.ALL_REDUCE, group_size=2, sizes_byte
 
 
 @pytest.fixture
-def store(tmp_path: Path) -> Iterator[SqlStore]:
-    with open_store(f"sqlite:///{tmp_path / 'fleet.db'}") as opened:
+def store(databases: Databases, tmp_path: Path) -> Iterator[SqlStore]:
+    with open_store(databases.ours("sqlite", tmp_path)) as opened:
         yield opened
 
 
