@@ -2,6 +2,7 @@
 # make box        bring up a cluster in a box (two nodes in network namespaces), tune in it, remove it; KEEP=1 keeps it up
 # make test       set up, test services included, and run the tests that a change needs
 # make test-all   the same with every test, those marked slow included
+# make mutants    change 200 random lines, one at a time, and see whether the unit tests notice
 #
 # Variables: PYTHON (an interpreter, 3.11 or newer), TORCH_INDEX_URL (a package index to take torch from, for
 # example one of CPU wheels), ARGS (passed on to autotune or pytest).
@@ -10,7 +11,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.setup-done
 
-.PHONY: setup services tune box box-down test test-all lint check clean
+.PHONY: setup services tune box box-down test test-all mutants lint check clean
 
 setup: $(STAMP)
 
@@ -38,6 +39,12 @@ test: setup services
 
 test-all: setup services
 	$(BIN)/python -m pytest $(ARGS)
+
+# Would the unit tests notice a wrong line? On a copy; ARGS names a package or file, or --json.
+SAMPLE := 200
+SEED := 1
+mutants: setup
+	$(BIN)/python benchmarks/mutants.py --sample $(SAMPLE) --seed $(SEED) $(ARGS)
 
 lint: setup
 	$(BIN)/ruff check .

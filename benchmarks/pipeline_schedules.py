@@ -54,7 +54,8 @@ def steps_of(pool: RankPool, folder: Path, case: tuple[Schedule, int, int, int, 
         "workload": {"global_batch": 4 * micro_batches, "seq_len": 128},
     }  # fmt: skip
     deadline = time.monotonic() + 300
-    pool.start(deadline=deadline, log_dir=folder)
+    if not pool.lives and (failure := pool.form(deadline=deadline, log_dir=folder).failure) is not None:
+        raise SystemExit(failure.message)
     gathered = pool.run("schedule_checks", request, deadline=deadline, log_dir=folder)
     if gathered.failure is not None:
         raise SystemExit(gathered.failure.message)

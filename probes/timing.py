@@ -28,6 +28,8 @@ def drift(values: Sequence[float]) -> tuple[float, float]:
 
     Needs at least three values.
     """
+    if min(values) == max(values):
+        return 0.0, 0.0  # scipy calls the error of such a line not a number
     from scipy.stats import linregress  # half a second to import, which only the launcher needs
 
     line, last = linregress(range(len(values)), values), len(values) - 1

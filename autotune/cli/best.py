@@ -98,11 +98,10 @@ def _settle(question: dict[str, Any], data: dict[str, Any], *, db: str | None, a
             soft_wrap=True,
         )
     budget = Budget(max_trials=2 * TRIALS, min_gain=SETTLE_GAIN)
-    if asked_server(db) is not None:
-        from autotune.cli.remote import settle_there
+    from autotune.cli.tune import run_tuning, tune_there
 
-        return settle_there(question, budget, as_json=as_json)
-    from autotune.cli.tune import run_tuning
+    if asked_server(db) is not None:
+        return tune_there(question, {"budget": budget}, as_json=as_json)
     from autotune.tuning.request import submit, tuning_of
     from autotune.wiring import open_store, require_local
 

@@ -15,7 +15,6 @@ from autotune.settings import Settings, read_settings
 
 if TYPE_CHECKING:
     from autotune.queue.sending import CeleryQueue
-    from workers.registration import NodeOptions
 
 PORT = 8765
 _NODE = "Node"
@@ -129,16 +128,25 @@ def worker(
 
     While the broker is away a worker waits and says so. A worker of the same name that starts later takes over.
     """
+    import socket
+
+    from autotune.cli.inputs import read_cluster
     from autotune.wiring import make_folder
+    from workers.registration import NodeOptions, place
     from workers.roles import run_node, run_tuner
 
     settings = _settings(db, broker)
     make_folder(db)
     if role is WorkerRole.TUNER:
         return run_tuner(settings, name=name, concurrency=concurrency, patience_s=patience)
-    chosen = _node_options(
-        settings, db, name=name, cluster=cluster, address=address, interface=interface, topology=topology, slots=slots
-    )
+    name = name or socket.gethostname()
+    if not all(character.isalnum() or character in "._-" for character in name):
+        raise InputError("--name", name, "letters, digits, '.', '_' and '-' make a node's name")
+    address, interface = place(address, interface, settings.broker_url)
+    chosen = NodeOptions(
+        name=name, cluster=read_cluster(cluster, db), address=address, interface=interface, topology=topology,
+        slots=slots,
+    )  # fmt: skip
     return run_node(settings, chosen, patience_s=patience)
 
 
@@ -179,33 +187,3 @@ def _time_of_day(text: str) -> time:
 def _settings(db: str | None, broker: str | None) -> Settings:
     settings = read_settings()
     return replace(settings, database_url=db or settings.database_url, broker_url=broker or settings.broker_url)
-
-
-def _node_options(
-    settings: Settings,
-    db: str | None,
-    *,
-    name: str | None,
-    cluster: str | None,
-    address: str | None,
-    interface: str | None,
-    topology: str,
-    slots: int | None,
-) -> NodeOptions:
-    import socket
-
-    from autotune.cli.inputs import read_cluster
-    from workers.registration import NodeOptions, place
-
-    chosen_name = name or socket.gethostname()
-    if not all(character.isalnum() or character in "._-" for character in chosen_name):
-        raise InputError("--name", chosen_name, "letters, digits, '.', '_' and '-' make a node's name")
-    place_address, place_interface = place(address, interface, settings.broker_url)
-    return NodeOptions(
-        name=chosen_name,
-        cluster=read_cluster(cluster, db),
-        address=place_address,
-        interface=place_interface,
-        topology=topology,
-        slots=slots,
-    )

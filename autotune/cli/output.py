@@ -13,7 +13,7 @@ from autotune.errors import AutotuneError, InputError, NothingFitsError
 PIPE_WIDTH = 160
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping, Sequence
+    from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 
     from rich.console import Console
     from rich.table import Table
@@ -115,6 +115,15 @@ def listing(title: str, rows: Iterable[Row], *columns: Column) -> Table:
     for row in rows:
         result.add_row(*(_at(row, place) if isinstance(place, str) else place(row) for _, place in columns))
     return result
+
+
+def print_cells(rows: Iterable[Mapping[str, str]], empty: str, *, numbers: Collection[str]) -> None:
+    """A table of rows that name their own columns, of which those in `numbers` are numbers; `empty` without a row."""
+    found = list(rows)
+    result = table("", *(name if name in numbers else f"<{name}" for name in (found[0] if found else ())))
+    for row in found:
+        result.add_row(*row.values())
+    console().print(result if found else empty)
 
 
 def facts(title: str, column: str, rows: Mapping[str, str]) -> Table:

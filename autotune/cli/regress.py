@@ -12,10 +12,20 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from autotune.cli import options, output
+from autotune.cli.options import option
 from autotune.errors import InputError
+from autotune.regression.report import (
+    check_cells,
+    check_data,
+    explanations,
+    incident_cells,
+    read_report,
+    to_html,
+    to_markdown,
+)
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
     from autotune.regression.fleet import OnMeasured
     from autotune.regression.protocol import Wanted
@@ -27,27 +37,21 @@ if TYPE_CHECKING:
 app = typer.Typer(help="Nightly regression: do best-known plans still hold, and if not, why?", no_args_is_help=True)
 
 MAX_HISTORY = 1_000_000
+NUMBERS = frozenset({"entry", "incident", "throughput", "memory", "GPU-s"})
 
 
 @app.command()
 def run(
     entry: Annotated[
         list[int] | None,
-        typer.Option(
-            "--entry",
-            min=1,
-            max=options.MAX_ID,
-            metavar="N",
-            help="Check this entry (autotune known list); may be repeated.",
+        option(
+            "--entry", "N", min=1, max=options.MAX_ID, help="Check this entry (autotune known list); may be repeated."
         ),
     ] = None,
     budget_gpu_s: Annotated[
-        float | None,
-        typer.Option("--budget-gpu-s", metavar="SECONDS", help="GPU-seconds for checks and tunings after them."),
+        float | None, option("--budget-gpu-s", "SECONDS", "GPU-seconds for checks and tunings after them.")
     ] = None,
-    retune: Annotated[
-        bool, typer.Option("--retune/--no-retune", help="Tune again where another plan may win now.")
-    ] = True,
+    retune: Annotated[bool, option("--retune/--no-retune", help="Tune again where another plan may win now.")] = True,
     db: options.Database = None,
     as_json: options.AsJson = False,
 ) -> int:
@@ -86,12 +90,9 @@ def run(
 @app.command()
 def start(
     budget_gpu_s: Annotated[
-        float | None,
-        typer.Option("--budget-gpu-s", metavar="SECONDS", help="GPU-seconds for checks and tunings after them."),
+        float | None, option("--budget-gpu-s", "SECONDS", "GPU-seconds for checks and tunings after them.")
     ] = None,
-    pool: Annotated[
-        list[str] | None, typer.Option("--pool", metavar="NAME", help="Of this pool only; may be repeated.")
-    ] = None,
+    pool: Annotated[list[str] | None, option("--pool", "NAME", "Of this pool only; may be repeated.")] = None,
     db: options.Database = None,
     as_json: options.AsJson = False,
 ) -> None:
@@ -123,7 +124,6 @@ def start(
 def status(db: options.Database = None, as_json: options.AsJson = False) -> int:
     """The last verdict of every current plan, and what is under way. Exit status 1 if one is worse."""
     from autotune.cli.database import open_to_read
-    from autotune.cli.regress_view import check_data, checks_table
     from autotune.specs.regression import CheckState
 
     with open_to_read(db) as store:
@@ -144,7 +144,7 @@ def status(db: options.Database = None, as_json: options.AsJson = False) -> int:
         output.print_json({"checks": rows, "running": under_way, "never_checked": unchecked})
     else:
         console = output.console()
-        console.print(checks_table(last, known) if last else "No plan was checked yet: autotune regress run")
+        _print_checks(last, known, "No plan was checked yet: autotune regress run")
         for check in running:
             console.print(f"Under way: entry {check.entry_id} since {check.started_at:%Y-%m-%d %H:%M} UTC")
         if unchecked:
@@ -155,66 +155,66 @@ def status(db: options.Database = None, as_json: options.AsJson = False) -> int:
 @app.command()
 def history(
     entry: Annotated[
-        int | None, typer.Option("--entry", min=1, max=options.MAX_ID, metavar="N", help="Of this entry's plan only.")
+        int | None, option("--entry", "N", min=1, max=options.MAX_ID, help="Of this entry's plan only.")
     ] = None,
-    limit: Annotated[int, typer.Option("--limit", min=1, max=MAX_HISTORY, help="Checks at most, newest first.")] = 50,
+    limit: Annotated[int, option("--limit", min=1, max=MAX_HISTORY, help="Checks at most, newest first.")] = 50,
     db: options.Database = None,
     as_json: options.AsJson = False,
 ) -> None:
     """Checks that were made, newest first."""
     from autotune.cli.database import open_to_read
-    from autotune.cli.regress_view import check_data, checks_table
     from autotune.specs.regression import CheckState, series_of
 
     with open_to_read(db) as store:
         series = None if entry is None else series_of(store.best_entry(entry))
         checks = store.checks(series=series, state=CheckState.DONE, limit=limit)
         known = {check.entry_id: store.best_entry(check.entry_id) for check in checks}
-    if as_json:
-        output.print_json({"checks": [check_data(check, known[check.entry_id]) for check in checks]})
-    else:
-        output.console().print(checks_table(checks, known) if checks else "No check was made yet")
+    data = {"checks": [check_data(check, known[check.entry_id]) for check in checks]}
+    output.tell(data, lambda: _print_checks(checks, known, "No check was made yet"), as_json=as_json)
 
 
 @app.command()
 def incidents(
-    open_only: Annotated[bool, typer.Option("--open", help="Only those that have not recovered.")] = False,
-    limit: Annotated[int, typer.Option("--limit", min=1, max=MAX_HISTORY, help="Incidents at most.")] = 50,
+    open_only: Annotated[bool, option("--open", help="Only those that have not recovered.")] = False,
+    limit: Annotated[int, option("--limit", min=1, max=MAX_HISTORY, help="Incidents at most.")] = 50,
     db: options.Database = None,
     as_json: options.AsJson = False,
 ) -> None:
     """What made plans slower, newest first, and when it recovered."""
     from autotune.cli.database import open_to_read
-    from autotune.cli.regress_view import incidents_table
 
     with open_to_read(db) as store:
         found = store.incidents_page(open_only=open_only, limit=limit)
-    if as_json:
-        output.print_json({"incidents": [incident.to_data() for incident in found]})
-    else:
-        output.console().print(incidents_table(found) if found else "No incident")
+    data = {"incidents": [incident.to_data() for incident in found]}
+    output.tell(
+        data, lambda: output.print_cells(map(incident_cells, found), "No incident", numbers=NUMBERS), as_json=as_json
+    )
 
 
 @app.command()
 def report(
-    html: Annotated[Path | None, typer.Option("--html", metavar="FILE", help="Write one HTML file.")] = None,
+    html: Annotated[Path | None, option("--html", "FILE", "Write one HTML file.")] = None,
     markdown: Annotated[
-        Path | None, typer.Option("--markdown", metavar="FILE", help="Write Markdown, plots as .svg files beside it.")
+        Path | None, option("--markdown", "FILE", "Write Markdown, plots as .svg files beside it.")
     ] = None,
     db: options.Database = None,
 ) -> None:
     """Verdicts, the history of every plan as a plot, and incidents. Without a file: Markdown without plots, printed."""
     from autotune.cli.database import open_to_read
-    from autotune.cli.regress_report import read_report, to_html, to_markdown
 
     with open_to_read(db) as store:
         found = read_report(store)
     if html is not None:
         output.write_text(html, to_html(found))
-    if markdown is not None:
-        output.write_text(markdown, to_markdown(found, beside=markdown))
-    if html is None and markdown is None:
-        typer.echo(to_markdown(found, beside=None))
+    if markdown is not None or html is None:
+        text, plots = to_markdown(found, beside=markdown)
+        for file, drawn in plots.items():
+            output.write_text(file, drawn)
+        output.write_text(markdown, text) if markdown is not None else typer.echo(text)
+
+
+def _print_checks(checks: Sequence[Check], known: Mapping[int, BestEntry], empty: str) -> None:
+    output.print_cells((check_cells(check, known[check.entry_id]) for check in checks), empty, numbers=NUMBERS)
 
 
 def _require_budget(budget_gpu_s: float | None) -> None:
@@ -283,8 +283,6 @@ def _run_data(
     known: dict[int, BestEntry],
     unsent: int,
 ) -> dict[str, Any]:
-    from autotune.cli.regress_view import check_data
-
     return {
         "checks": [check_data(check, known[check.entry_id]) for check in checks],
         **_selection_data(selection),
@@ -300,10 +298,8 @@ def _print_run(
     known: dict[int, BestEntry],
     unsent: int,
 ) -> None:
-    from autotune.cli.regress_view import checks_table, explanations
-
     console = output.console()
-    console.print(checks_table(checks, known) if checks else "Nothing to check on this machine: autotune tune")
+    _print_checks(checks, known, "Nothing to check on this machine: autotune tune")
     for line in explanations(checks):
         console.print(line, soft_wrap=True)
     for tuning in tunings:

@@ -1,17 +1,23 @@
-"""`autotune tune`: the main job on this machine."""
+"""`autotune tune`: the main job, on this machine or on the nodes of a server."""
 
 from __future__ import annotations
 
 import sys
-from typing import TYPE_CHECKING, Annotated
-
-import typer
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
 
 from autotune.cli import options, output
+from autotune.cli.asking import asked_server, connect
+from autotune.cli.inputs import read_inputs, read_space
+from autotune.cli.options import option
+from autotune.cli.tunings import print_tuning
 from autotune.errors import InputError
 
 if TYPE_CHECKING:
-    from autotune.specs import SamplerName, Tuning
+    from collections.abc import Iterator
+
+    from autotune.client import Client
+    from autotune.specs import ClusterSpec, ModelSpec, SamplerName, Tuning
     from storage import SqlStore
 
 # Enough to try each kind of plan on a small machine in a few minutes; a bigger cluster's user sets a budget.
@@ -32,36 +38,30 @@ def tune(
     recompute: options.RecomputeModes = None,
     sequence_parallel: options.SequenceParallel = None,
     schedule: options.Schedules = None,
-    budget_gpu_s: Annotated[
-        float | None, typer.Option("--budget-gpu-s", metavar="SECONDS", help="GPU-seconds to spend at most.")
-    ] = None,
+    budget_gpu_s: Annotated[float | None, option("--budget-gpu-s", "SECONDS", "GPU-seconds to spend at most.")] = None,
     max_trials: Annotated[
-        int | None,
-        typer.Option("--max-trials", metavar="N", help="Trials at most. Default: 24 without a budget."),
+        int | None, option("--max-trials", "N", "Trials at most. Default: 24 without a budget.")
     ] = None,
     min_gain: Annotated[
-        float, typer.Option("--min-gain", metavar="SHARE", help="Stop when less than this is expected to be gained.")
+        float, option("--min-gain", "SHARE", "Stop when less than this is expected to be gained.")
     ] = 0.01,
-    seed: Annotated[int, typer.Option("--seed", help="Seed of weights and data.")] = 0,
+    seed: Annotated[int, option("--seed", help="Seed of weights and data.")] = 0,
     sampler: Annotated[
         str | None,
-        typer.Option(
+        option(
             "--sampler",
-            metavar="plan|tpe|gp|random|grid|rule",
-            help="What chooses the trials. Default: plan, ours; the others are for comparison and spend their budget.",
+            "plan|tpe|gp|random|grid|rule",
+            "What chooses the trials. Default: plan, ours; the others are for comparison and spend their budget.",
         ),
     ] = None,
     history: options.History = None,
-    cold: Annotated[bool, typer.Option("--cold", help="Start fresh ranks for each trial.")] = False,
-    resume: Annotated[
-        str | None, typer.Option("--resume", metavar="ID", help="Go on with an interrupted tuning.")
-    ] = None,
+    cold: Annotated[bool, option("--cold", help="Start fresh ranks for each trial.")] = False,
+    resume: Annotated[str | None, option("--resume", "ID", "Go on with an interrupted tuning.")] = None,
     nodes: Annotated[
-        int | None,
-        typer.Option("--nodes", min=1, metavar="N", help="With --server: so many of the nodes. Default: all."),
+        int | None, option("--nodes", "N", min=1, help="With --server: so many of the nodes. Default: all.")
     ] = None,
     follow: Annotated[
-        bool, typer.Option("--follow/--no-follow", help="With --server: show what happens until the tuning has ended.")
+        bool, option("--follow/--no-follow", help="With --server: show what happens until the tuning has ended.")
     ] = True,
     db: options.Database = None,
     as_json: options.AsJson = False,
@@ -71,14 +71,10 @@ def tune(
     With no arguments: the smallest preset on this machine. Everything is stored; Ctrl-C or a crash loses at most the
     running trial, and `--resume ID` goes on. With `autotune --server URL tune` a fleet's nodes measure.
     """
-    from autotune.cli import remote
-    from autotune.cli.asking import asked_server
-    from autotune.cli.inputs import read_inputs, read_space
     from autotune.specs import Budget
     from autotune.tuning.request import submit, tuning_of
     from autotune.wiring import open_store, require_local
 
-    chosen = _sampler(sampler)
     space = read_space(
         tp=tp, pp=pp, micro_batch=micro_batch, zero_stage=zero_stage, recompute=recompute,
         sequence_parallel=sequence_parallel, schedule=schedule,
@@ -86,39 +82,29 @@ def tune(
     if max_trials is None and budget_gpu_s is None and resume is None:
         max_trials = DEFAULT_MAX_TRIALS
     limits = Budget.from_data({"gpu_s": budget_gpu_s, "max_trials": max_trials, "min_gain": min_gain}, "budget")
-    if asked_server():
-        for name, value in (("--resume", resume), ("--history", history), ("--db", db)):
+    how: dict[str, Any] = {
+        "space": space, "budget": limits, "seed": seed, "cold": cold, "sampler": _sampler(sampler),
+    }  # fmt: skip
+    question: dict[str, Any] = {
+        "model": model, "cluster": cluster, "seq_len": seq_len, "global_batch": global_batch, "dtype": dtype,
+    }  # fmt: skip
+    if asked_server(db) is not None:
+        for name, value in (("--resume", resume), ("--history", history)):
             if value is not None:
                 raise InputError(name, value, "it goes with this machine only, not with --server")
-        return remote.tune(
-            model=model, cluster=cluster, nodes=nodes,
-            workload={"seq_len": seq_len, "global_batch": global_batch, "dtype": dtype},
-            space=space, budget=limits, seed=seed, cold=cold, sampler=chosen, follow=follow, as_json=as_json,
-        )  # fmt: skip
+        return tune_there(question, how, nodes=nodes, follow=follow, as_json=as_json)
     if nodes is not None:
         raise InputError("--nodes", nodes, "it goes with --server only")
     store = open_store(db)
     if resume is not None:
-        given = (model, cluster, seq_len, global_batch, dtype, tp, pp, micro_batch, zero_stage, recompute, history)
-        if any(value is not None for value in (*given, sequence_parallel, schedule, budget_gpu_s, max_trials, sampler)):
+        given = (*question.values(), *space.to_data().values(), history, budget_gpu_s, max_trials, sampler)
+        if any(value is not None for value in given):
             raise InputError("--resume", resume, "a tuning goes on with the inputs and the budget it was started with")
         tuning = store.tuning(resume)
     else:
-        inputs = read_inputs(
-            model=model, cluster=cluster, seq_len=seq_len, global_batch=global_batch, dtype=dtype, db=db
-        )
+        inputs = read_inputs(**question, db=db)
         require_local(inputs.cluster)
-        asked = tuning_of(
-            inputs.model,
-            inputs.cluster,
-            inputs.workload,
-            space=space,
-            budget=limits,
-            seed=seed,
-            cold=cold,
-            sampler=chosen,
-            history=history or "",
-        )
+        asked = tuning_of(inputs.model, inputs.cluster, inputs.workload, **how, history=history or "")
         tuning = submit(store, asked)
     return run_tuning(store, tuning, as_json=as_json, db=db)
 
@@ -137,7 +123,6 @@ def run_tuning(store: SqlStore, tuning: Tuning, *, as_json: bool, db: str | None
     from contextlib import closing
 
     from autotune.cli.tune_view import TuneView
-    from autotune.cli.tunings import print_tuning
     from autotune.specs import TuningState
     from autotune.tuning.report import tuning_answer
     from autotune.wiring import open_local
@@ -160,10 +145,8 @@ def run_tuning(store: SqlStore, tuning: Tuning, *, as_json: bool, db: str | None
         console.print(f"Interrupted; what was measured is kept. Go on with: {again}", soft_wrap=True)
         raise
     data = tuning_answer(store, ended)
-    if as_json:
-        output.print_json(data)
-    else:
-        print_tuning(data, rows=FINAL_ROWS, again=_own_command(data, tuning))
+    again = _own_command(data, tuning)
+    output.tell(data, lambda: print_tuning(data, rows=FINAL_ROWS, again=again), as_json=as_json)
     sys.stdout.flush()
     return 0 if ended.state is TuningState.DONE else 1
 
@@ -177,3 +160,80 @@ def _own_command(data: dict[str, object], tuning: Tuning) -> str:
     from autotune.specs import Plan
 
     return own_command(tuning.model, tuning.cluster, tuning.workload, Plan.from_data(best["plan"]))
+
+
+# ----------------------------------------------------------------------------------------------------
+# With a server its nodes measure; what happens is shown until it has ended.
+
+
+def tune_there(
+    question: dict[str, Any], how: dict[str, Any], *, nodes: int | None = None, follow: bool = True, as_json: bool
+) -> int:
+    """Submits a tuning to the server and, unless told not to, follows it to its end.
+
+    Args:
+        question: the model, cluster and workload as the options name them.
+        how: space, budget and so on (Client.submit).
+        nodes: so many of the cluster's.
+        follow: show what happens.
+        as_json: print the answer as JSON.
+    """
+    cluster = _cluster_there(question["cluster"])
+    workload = {name: question[name] for name in ("seq_len", "global_batch", "dtype") if question[name] is not None}
+    with connect() as client:
+        told = client.submit(_model_there(question["model"]), cluster, nodes=nodes, workload=workload, **how)
+        console = output.error_console()
+        joined = "" if told["created"] else " (somebody has asked for the same: you share it)"
+        console.print(f"Tuning {told['tuning']} is {told['state']}{joined}", soft_wrap=True)
+        cold = bool(how.get("cold"))
+        for line in _cautions(client, cluster if isinstance(cluster, str) else cluster.name, cold=cold):
+            console.print(line, soft_wrap=True)
+        if follow:
+            return _follow(client, told["tuning"], as_json=as_json)
+    if as_json:
+        output.print_json(told)
+    return 0
+
+
+def _model_there(ref: str | None) -> str | ModelSpec:
+    """A model for a request: a file is read here, since servers open none; a name is the server's."""
+    from autotune.catalog import load_model, smallest
+
+    if ref is None:
+        return smallest().name
+    return load_model(ref) if Path(ref).exists() else ref
+
+
+def _cluster_there(ref: str | None) -> str | ClusterSpec:
+    """A cluster for a request: a file is read here, a name is a pool of the server. Raises InputError without one."""
+    from autotune.catalog import load_cluster
+
+    if ref is None:
+        raise InputError("--cluster", None, "name one of the server's clusters: autotune --server URL cluster list")
+    return load_cluster(ref, lambda _: None) if Path(ref).exists() else ref
+
+
+def _cautions(client: Client, pool: str, *, cold: bool) -> Iterator[str]:
+    """What a user should know before a tuning begins."""
+    from autotune.fleet.eligibility import LOST_AFTER_S
+
+    if cold:
+        yield "Cold: every trial starts its ranks anew, which costs many times the GPU-seconds of warm ranks"
+    if not any(node["session"] and node["heartbeat_age_s"] <= LOST_AFTER_S for node in client.nodes(pool)):
+        yield f"No node of pool {pool} lives: it waits until one does (autotune nodes list)"
+
+
+def _follow(client: Client, tuning_id: str, *, as_json: bool) -> int:
+    """Prints a tuning's events as they come, then its result. Ctrl-C leaves the tuning running."""
+    from autotune.cli.tune_view import event_text
+
+    console = output.error_console()
+    try:
+        for event in client.events(tuning_id):
+            console.print(event_text(event), soft_wrap=True)
+    except KeyboardInterrupt:
+        console.print(f"It goes on without you: autotune show {tuning_id}, autotune cancel {tuning_id}", soft_wrap=True)
+        raise
+    data = client.tuning(tuning_id)
+    output.tell(data, lambda: print_tuning(data), as_json=as_json)
+    return 0 if data["state"] == "done" else 1

@@ -23,8 +23,7 @@ from probes.launch.placement import Placement
 from probes.launch.pool import RankPool, rank_log
 
 INTERFACE_VARIABLES = ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME")
-FINGERPRINT = "fingerprint"
-FINGERPRINT_S = 180.0
+ANSWER_S = 180.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -141,22 +140,28 @@ class NodeRanks:
         )
 
     def fingerprint(self, cluster: ClusterSpec) -> Fingerprint:
-        """The environment of the first rank, in a world of this node alone: the one that it holds, or a new one.
+        """The environment of the first rank, in a world of this node alone. Raises ProberError as `ask` does."""
+        return Fingerprint.from_data(self.ask(cluster, "probes.fingerprint", {"kind": "fingerprint"})[0])
+
+    def ask(self, cluster: ClusterSpec, module: str, request: dict[str, Any]) -> dict[int, dict[str, Any]]:
+        """What `module.run(request, context)` gives on each rank, in a world of this node alone.
+
+        That is the world that it holds, or a new one, whose ranks stay.
 
         Raises:
             ProberError: ranks cannot be started, or do not answer.
         """
         share = WorldShare(world_id=self.world_id or uuid.uuid4().hex, index=0, cluster=cluster)
-        log_dir, deadline = self._next_log_dir(FINGERPRINT), time.monotonic() + FINGERPRINT_S
+        log_dir, deadline = self._next_log_dir(module.rpartition(".")[2]), time.monotonic() + ANSWER_S
         orders, watch = Orders(go_on, lambda _: None), Progress(None)
         try:
-            gathered = self._run(share, "probes.fingerprint", {"kind": FINGERPRINT}, deadline, log_dir, orders, watch)
+            gathered = self._run(share, module, request, deadline, log_dir, orders, watch)
         except OSError as error:
             raise ProberError(f"ranks could not be started: {error}") from error
         if gathered.failure is not None:
-            what = "ranks could not be started" if watch.ready_s is None else "the fingerprint could not be read"
+            what = "ranks could not be started" if watch.ready_s is None else f"{module} failed"
             raise ProberError(f"{what}: {gathered.failure.message} (log: {log_dir})")
-        return Fingerprint.from_data(gathered.reports[0])
+        return gathered.reports
 
     def end(self) -> None:
         """Ends the ranks and forgets their world. Raises ProberError if the kernel does not let one go."""

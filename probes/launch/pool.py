@@ -18,7 +18,7 @@ from typing import Any
 from autotune.errors import InputError, ProberError
 from autotune.specs import ClusterSpec, DeviceKind, FailureKind
 from probes.launch.channel import Channel, Message
-from probes.launch.failures import RankFailure, death_of
+from probes.launch.failures import death_of
 from probes.launch.gathering import Gathered, Poll, gather
 from probes.launch.placement import Placement, RankConfig, dying_with_parent, rank_environment
 
@@ -96,21 +96,6 @@ class RankPool:
     def lives(self) -> bool:
         """Whether the ranks are started and none has ended."""
         return bool(self._links) and all(link.process.poll() is None for link in self._links.values())
-
-    def start(self, *, deadline: float, log_dir: Path) -> None:
-        """Starts the ranks of a whole world unless they all live. `deadline` is a time.monotonic.
-
-        Raises:
-            StartError: they are not ready in time, or one of them failed; none is left.
-            ProberError: there is nothing to measure with (no torch, no device).
-        """
-        if self.lives:
-            return
-        failure = self.form(deadline=deadline, log_dir=log_dir).failure
-        if failure is not None:
-            if failure.kind is FailureKind.UNAVAILABLE:
-                raise ProberError(failure.message)
-            raise StartError(failure, log_dir)
 
     def form(
         self,
@@ -224,14 +209,6 @@ class RankPool:
             held_bytes - self._baseline_bytes.setdefault((module, rank), held_bytes) > allowed
             for rank, held_bytes in gathered.held_bytes.items()
         )
-
-
-class StartError(Exception):
-    """The ranks could not be started this time."""
-
-    def __init__(self, failure: RankFailure, log_dir: Path) -> None:
-        super().__init__(failure.message)
-        self.failure, self.log_dir = failure, log_dir
 
 
 def rank_log(log_dir: Path, rank: int) -> Path:

@@ -58,5 +58,6 @@ def _pool(_rank_environment: None) -> Iterator[RankPool]:
 @pytest.fixture
 def pool(_pool: RankPool, tmp_path: Path) -> RankPool:
     """A started pool of two ranks."""
-    _pool.start(deadline=time.monotonic() + AMPLE_S, log_dir=tmp_path / "start")
+    if not _pool.lives:
+        assert _pool.form(deadline=time.monotonic() + AMPLE_S, log_dir=tmp_path / "start").failure is None
     return _pool

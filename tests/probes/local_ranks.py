@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from pathlib import Path
 from typing import Any
 
@@ -30,11 +29,7 @@ class InsideProber(LocalProber):
 
     def check(self, module: str, **request: Any) -> dict[int, dict[str, Any]]:
         """What `module.run(request, context)` returns on each rank."""
-        deadline, log_dir = time.monotonic() + AMPLE_S, self._next_log_dir(module)
-        self._pool.start(deadline=deadline, log_dir=log_dir)
-        gathered = self._pool.run(module, {"kind": "check", **request}, deadline=deadline, log_dir=log_dir)
-        assert gathered.failure is None, gathered.failure
-        return gathered.reports
+        return self._ranks.ask(self._share().cluster, module, {"kind": "check", **request})
 
 
 def assert_gone(processes: list[psutil.Process], within_s: float = 20.0) -> None:

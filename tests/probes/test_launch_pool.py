@@ -11,12 +11,12 @@ import psutil
 import pytest
 from local_ranks import AMPLE_S, RANK_MEMORY_BYTES, assert_gone, cpu_cluster
 
-from autotune.errors import InputError, ProberError
+from autotune.errors import InputError
 from autotune.specs import FailureKind
 from probes.launch import Placement, RankPool
 from probes.launch.failures import RankFailure, tail_of
 from probes.launch.gathering import Gathered
-from probes.launch.pool import StartError, rank_log
+from probes.launch.pool import rank_log
 
 
 def send(pool: RankPool, log_dir: Path, kind: str, *, deadline_s: float = AMPLE_S, **request: Any) -> Gathered:
@@ -122,18 +122,20 @@ def test_drifting_memory_recycles_the_ranks(pool: RankPool, tmp_path: Path) -> N
 
 def test_start_ends_at_its_deadline(tmp_path: Path) -> None:
     pool = RankPool(cpu_cluster(1), 1)
-    with pytest.raises(StartError, match="rank 0 did not answer at the deadline"):
-        pool.start(deadline=time.monotonic() + 0.05, log_dir=tmp_path)
+    failure = pool.form(deadline=time.monotonic() + 0.05, log_dir=tmp_path).failure
+    assert failure is not None
+    assert (failure.kind, failure.message) == (FailureKind.HANG, "rank 0 did not answer at the deadline")
     assert pool.pids == []
     pool.close()
 
 
-def test_missing_torch_is_a_prober_error(tmp_path: Path) -> None:
+def test_missing_torch_is_nothing_to_measure_with(tmp_path: Path) -> None:
     (tmp_path / "torch.py").write_text("raise ImportError('no torch here')")
     placement = Placement(environment={"PYTHONPATH": str(tmp_path)})
     pool = RankPool(cpu_cluster(1), 1, placements=[placement])
-    with pytest.raises(ProberError, match="ranks need torch: no torch here"):
-        pool.start(deadline=time.monotonic() + AMPLE_S, log_dir=tmp_path)
+    failure = pool.form(deadline=time.monotonic() + AMPLE_S, log_dir=tmp_path).failure
+    assert failure is not None
+    assert (failure.kind, failure.message) == (FailureKind.UNAVAILABLE, "ranks need torch: no torch here")
     pool.close()
 
 

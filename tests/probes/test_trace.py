@@ -76,4 +76,16 @@ def test_drift_and_steadiness() -> None:
     assert not is_steady([4.0, 3.0, 2.0, 1.0], 0.03)
     assert is_steady([1.0, 1.001, 1.002, 1.003], 0.03)  # a trend, but a small one
     assert is_steady([1.0, 1.3, 0.9, 1.2, 1.0], 0.03)  # scattered, no trend
+    # A change of exactly a hundredth along the line, around a mean of 1, without scatter.
+    assert is_steady([0.995, 1.0, 1.005], 0.0101)
+    assert drift([1.0, 1.0, 1.0]) == (0.0, 0.0)
+    assert is_steady([1.0, 1.0, 1.0], 0.0)
+    assert not is_steady([0.995, 1.0, 1.005], 0.0099)
+    # Along 0, 0.1, 0.4, 0.5 the slope is 0.18, the residuals' squares sum to 0.008 and the slope's own squared error is
+    # 0.008 / 2 / 5, so that the change over the series is 0.54 and its half width 4.3027 * sqrt(0.0008) * 3 = 0.3651.
+    change, half = drift([10.0, 10.1, 10.4, 10.5])
+    assert (change, half) == (pytest.approx(0.54), pytest.approx(4.3027 * 0.0008**0.5 * 3.0, rel=1e-4))
+    assert not is_steady([10.0, 10.1, 10.4, 10.5], 0.05)
+    assert is_steady([10.0, 10.1, 10.4, 10.5], 0.06)
+    assert is_steady([10.5, 10.1, 10.4, 10.0], 0.01)  # -0.36, within 4.3027 * sqrt(0.0098) * 3
     assert not is_steady([1.0, 1.0], 0.03)

@@ -21,7 +21,7 @@ from aiosmtpd.smtp import SMTP, Envelope, Session
 from regression_nights import Nights
 
 from autotune.errors import InputError
-from autotune.regression.alerts import FIRST_PAUSE, LEASE, MAX_ATTEMPTS, deliver, deliver_patiently, senders_of
+from autotune.regression.alerts import deliver, deliver_patiently, senders_of
 from autotune.regression.senders import KEY_HEADER, SIGNATURE_HEADER, Mail, SendError, Webhook
 from autotune.settings import Settings, read_settings
 from autotune.specs.regression import Alert, AlertChannel, AlertEvent, CauseKind, Incident
@@ -220,13 +220,19 @@ def test_what_fails_is_tried_again_later_under_the_same_key(store: SqlStore, rec
     moment = now()
     assert deliver(store, senders, clock=lambda: moment) == 1
     assert deliver(store, senders, clock=lambda: moment) == 0  # not yet due again
-    moment += FIRST_PAUSE
+    early = moment + timedelta(seconds=4.9)
+    assert deliver(store, senders, clock=lambda: early) == 0
+    assert len(receiver.got) == 1
+    moment += timedelta(seconds=5)
     assert deliver(store, senders, clock=lambda: moment) == 1
-    moment += 2 * FIRST_PAUSE
+    early = moment + timedelta(seconds=9.9)
+    assert deliver(store, senders, clock=lambda: early) == 0
+    assert len(receiver.got) == 2
+    moment += timedelta(seconds=10)
     assert deliver(store, senders, clock=lambda: moment) == 0
     assert len({headers[KEY_HEADER] for headers, _ in receiver.got}) == 1
     assert len(receiver.got) == 3
-    (left,) = store.due_alerts(moment + LEASE)
+    (left,) = store.due_alerts(moment + timedelta(minutes=2))
     assert left.channel is AlertChannel.EMAIL  # it is not set up here, and waits for who has it
 
 
@@ -234,10 +240,10 @@ def test_at_some_time_it_is_given_up(store: SqlStore, receiver: Receiver) -> Non
     receiver.answers = [500]
     senders = senders_of(settings(webhook_url=receiver.url, webhook_secret=SECRET))
     moment = now()
-    for _ in range(MAX_ATTEMPTS + 5):
+    for _ in range(25):
         deliver(store, senders, clock=lambda at=moment: at)  # type: ignore[misc]
         moment += timedelta(hours=7)
-    assert len(receiver.got) == MAX_ATTEMPTS
+    assert len(receiver.got) == 20
 
 
 def test_settings_are_read_and_their_secrets_not_shown() -> None:

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from autotune.search.residual import BETWEEN, carried_prior
+from autotune.search.residual import carried_prior
 
 PRIOR = np.diag([0.3**2, 0.2**2])
 
@@ -20,7 +20,17 @@ def test_many_transfers_find_the_parameters_and_leave_doubt() -> None:
     truth = np.array([0.4, -0.2])
     mean, covariance = carried_prior(slopes, slopes @ truth, np.full(200, 0.1), PRIOR)
     assert mean == pytest.approx(truth, abs=0.02)
-    assert np.sqrt(np.diag(covariance)) == pytest.approx(BETWEEN * np.array([0.3, 0.2]), rel=0.05)
+    assert np.sqrt(np.diag(covariance)) == pytest.approx([0.15, 0.1], rel=0.05)  # half of the prior's stays
+
+
+def test_one_lesson_by_hand() -> None:
+    """Slopes 1 and 0.5, noise 0.1: the variance of what it shows is 0.09 + 0.25 * 0.04 + 0.01 = 0.11, of which 0.09 and
+    0.5 * 0.04 = 0.02 come with the parameters. A quarter of the prior's variance is doubt between two tunings. Three
+    standard deviations off at the mean that follows, it would count less: here it is 0.02 / 0.1 = 0.2 of one."""
+    mean, covariance = carried_prior(np.array([[1.0, 0.5]]), np.array([0.22]), np.array([0.1]), PRIOR)
+    assert mean == pytest.approx([0.18, 0.04])
+    left = [[0.09 - 0.09**2 / 0.11, -0.09 * 0.02 / 0.11], [-0.09 * 0.02 / 0.11, 0.04 - 0.02**2 / 0.11]]
+    assert covariance == pytest.approx(np.array(left) + PRIOR / 4.0)
 
 
 def test_a_wild_transfer_changes_little() -> None:

@@ -10,7 +10,7 @@ from scipy import stats
 
 from autotune.search.acquisition import StopVerdict
 from autotune.search.posterior import Observation
-from autotune.search.ranking import MAX_REPEATS, RankedPlan, contenders, decide, difference, ranking, undecided
+from autotune.search.ranking import RankedPlan, contenders, decide, difference, ranking, undecided
 from autotune.specs import Budget, Plan, TuningState
 from autotune.tuning.lifecycle import Facts, next_confirmation
 
@@ -93,7 +93,7 @@ def test_clear_differences_need_three_repeats_and_close_ones_all() -> None:
     clear = confirmed(rng, {1: 1080.0, 2: 1000.0}, 0.002)
     assert [item.repeats for item in clear] == [3, 3]
     close = confirmed(rng, {1: 1000.0, 2: 1000.0}, 0.02)
-    assert [item.repeats for item in close] == [MAX_REPEATS, MAX_REPEATS]
+    assert [item.repeats for item in close] == [5, 5]
 
 
 def test_contenders_are_three_at_most_and_within_a_tenth() -> None:

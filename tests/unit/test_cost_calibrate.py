@@ -6,11 +6,12 @@ from datetime import UTC, datetime
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
+from scipy.optimize import nnls
 
 from autotune.catalog import cluster_from_shorthand, model
-from autotune.cost.calibrate import fit_compute, fit_links, fit_profile
+from autotune.cost.calibrate import fit_compute, fit_links, fit_profile, relative_fit
 from autotune.cost.estimate import estimate
 from autotune.cost.network import ring_steps, ring_traffic
 from autotune.cost.speeds import PLAIN, Gemm, gemm_of
@@ -247,3 +248,36 @@ def test_links_keep_what_they_are_called() -> None:
     (fit,) = fit_links(CLUSTER, sweep(CollectiveOp.ALL_GATHER, 8, 1, 1e-5, 1e9))
     assert isinstance(fit, LinkFit)
     assert (fit.op, fit.group_size, fit.stride, fit.crosses_nodes) == (CollectiveOp.ALL_GATHER, 8, 1, True)
+
+
+def test_readings_of_one_size_move_the_catalogs_figures_as_little_as_they_may() -> None:
+    """16 MiB over four A100: 28 + 6 * 1.7 = 38.2 us of latency, and 1.5 * 2**24 bytes at 300e9 * 0.77 * 0.89. Read at
+    twice the sum of both, latency is the less certain one: with r the ln of the rate's change, r / 0.25 squared and
+    ln(latency / 38.2 us) / 1.5 squared are least together at r = 0.03, where latency is 195 us."""
+    moved_s = 1.5 * 2**24 / 205.59e9
+    as_said = collective(CollectiveOp.ALL_REDUCE, 4, 1, 2**24, 38.2e-6 + moved_s)
+    (found,) = fit_links(CLUSTER, [as_said])
+    assert (found.latency_s, found.bytes_per_s) == (pytest.approx(38.2e-6 / 6), pytest.approx(205.59e9))
+    slow = as_said.model_copy(update={"time_s": 2 * as_said.time_s})
+    (found,) = fit_links(CLUSTER, [slow, slow.model_copy(update={"time_s": 1.1 * slow.time_s}), slow])
+    assert found.latency_s == pytest.approx(195e-6 / 6, rel=0.005)
+    assert found.bytes_per_s == pytest.approx(205.59e9 / np.exp(0.03), rel=0.003)
+    assert found.relative_error == pytest.approx(0.0, abs=1e-12)  # the median's
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.integers(0, 10_000))
+def test_no_step_that_keeps_rates_positive_makes_a_relative_fit_better(seed: int) -> None:
+    """The conditions of Karush, Kuhn and Tucker: no slope along what is used, none downhill into what is not."""
+    random = np.random.default_rng(seed)
+    terms = random.uniform(0.0, 1.0, (6, 3)) * [1.0, 10.0, 100.0]
+    values = terms @ random.uniform(0.0, 1.0, 3) * random.lognormal(0.0, 0.5, 6) + 1e-3
+    scaled = terms / values[:, None]
+    assume(nnls(scaled, np.ones(6))[0][1] > 0.0)  # else the term that must be used is what keeps it from better
+    found, error = relative_fit(terms, values, positive=1)
+    slope = scaled.T @ (scaled @ found - 1.0)
+    assert found[1] > 0.0
+    used = np.array(found) > 0.0
+    assert slope[used] == pytest.approx(0.0, abs=1e-6 * float(np.abs(scaled).sum()))
+    assert (slope[~used] > -1e-9).all()
+    assert error == pytest.approx(np.median(np.abs(scaled @ found - 1.0)))

@@ -8,25 +8,17 @@ import numpy as np
 import pytest
 
 from autotune.cost.framework import TORCH
-from autotune.cost.network import (
-    INTER_LATENCY_S,
-    LINK_EFFICIENCY,
-    UNREAD,
-    USUAL_STEP_S,
-    Network,
-    geometry,
-    ring_of,
-    ring_steps,
-    ring_traffic,
-)
+from autotune.cost.network import UNREAD, Network, geometry, ring_of, ring_steps, ring_traffic
 from autotune.errors import MissingMeasurementError
 from autotune.specs import ClusterSpec, CollectiveOp, Link, LinkFit, Profile
 
+# What groups reach of the link inside a node, bytes a second, nobody having read it: 0.8 * (1 - 0.45 / size) * 300e9,
+# so 186e9 of two ranks, 213e9 of four, 226.5e9 of eight. Across nodes 0.8 * 25e9 = 20e9 a NIC.
 INTRA, INTER = 300e9, 25e9
 
 
-def cluster(nodes: int, gpus_per_node: int, nics: int = 1, *, known: bool = True) -> ClusterSpec:
-    rate = {"bytes_per_s": INTRA} if known else {}
+def cluster(nodes: int, gpus_per_node: int, nics: int = 1, *, known: bool = True, intra: float = INTRA) -> ClusterSpec:
+    rate = {"bytes_per_s": intra} if known else {}
     return ClusterSpec.from_data(
         {
             "name": "c", "nodes": nodes, "gpus_per_node": gpus_per_node, "nics_per_node": nics,
@@ -34,11 +26,6 @@ def cluster(nodes: int, gpus_per_node: int, nics: int = 1, *, known: bool = True
             "intra": {"name": "inside", **rate}, "inter": {"name": "across", "bytes_per_s": INTER},
         }
     )  # fmt: skip
-
-
-def inside_rate(size: int) -> float:
-    """What a group of that size reaches of the link inside a node."""
-    return INTRA * UNREAD.share * (1.0 - UNREAD.few / size)
 
 
 def fit(op: CollectiveOp, size: int, stride: int, rate: float, *, crosses: bool = False) -> LinkFit:
@@ -68,21 +55,20 @@ def test_geometry_is_that_of_the_widest_of_all_groups(gpus_per_node: int, size: 
 
 
 @pytest.mark.parametrize(
-    ("op", "steps", "traffic"),
+    ("op", "steps", "traffic", "alpha_us", "rate"),
     [
-        (CollectiveOp.ALL_REDUCE, 6, 1.5),
-        (CollectiveOp.ALL_GATHER, 3, 0.75),
-        (CollectiveOp.REDUCE_SCATTER, 3, 0.75),
-        (CollectiveOp.ALL_TO_ALL, 3, 0.75),
-        (CollectiveOp.SEND_RECV, 1, 1.0),
+        (CollectiveOp.ALL_REDUCE, 6, 1.5, 29.0, 213e9),  # 20 us to start it and 1.5 us a step
+        (CollectiveOp.ALL_GATHER, 3, 0.75, 24.5, 213e9),
+        (CollectiveOp.REDUCE_SCATTER, 3, 0.75, 24.5, 213e9),
+        (CollectiveOp.ALL_TO_ALL, 3, 0.75, 24.5, 213e9),
+        (CollectiveOp.SEND_RECV, 1, 1.0, 21.5, 186e9),  # between two of the four
     ],
 )
-def test_ring_inside_a_node(op: CollectiveOp, steps: int, traffic: float) -> None:
+def test_ring_inside_a_node(op: CollectiveOp, steps: int, traffic: float, alpha_us: float, rate: float) -> None:
     assert (ring_steps(op, 4), ring_traffic(op, 4)) == (steps, traffic)
     cost = Network(cluster(1, 4)).cost(op, 4, 1)
-    size = 2 if op is CollectiveOp.SEND_RECV else 4
-    assert cost.alpha_s == pytest.approx(UNREAD.start_s + steps * UNREAD.step_s)
-    assert cost.s_per_byte == pytest.approx(traffic / inside_rate(size))
+    assert cost.alpha_s == pytest.approx(alpha_us * 1e-6)
+    assert cost.s_per_byte == pytest.approx(traffic / rate)
 
 
 # nccl-tests on one node, microseconds: A100 (eight 400 W SXM), H100 SXM; all_reduce of 16 MiB and 512 MiB.
@@ -109,25 +95,41 @@ def test_a_group_of_one_costs_nothing() -> None:
     assert Network(cluster(1, 4)).cost(CollectiveOp.ALL_REDUCE, 1, 1) == (0.0, 0.0)
 
 
-@pytest.mark.parametrize(("nics", "share"), [(1, 1 / 8), (4, 1 / 2), (8, 1.0), (16, 1.0)])
-def test_ranks_of_a_node_share_its_nics(nics: int, share: float) -> None:
-    """One member a node: all eight ranks of a node are in rings of their own that cross at once."""
+@pytest.mark.parametrize(("nics", "rate"), [(1, 2.5e9), (4, 10e9), (8, 20e9), (16, 20e9)])
+def test_ranks_of_a_node_share_its_nics(nics: int, rate: float) -> None:
+    """One member a node: all eight ranks of a node are in rings of their own that cross at once, 12 us a hop."""
     cost = Network(cluster(4, 8, nics)).cost(CollectiveOp.ALL_REDUCE, 4, 8)
-    assert cost.alpha_s == pytest.approx(6 * INTER_LATENCY_S)
-    assert cost.s_per_byte == pytest.approx(2 * 3 / 4 / (INTER * LINK_EFFICIENCY * share))
+    assert cost.alpha_s == pytest.approx(72e-6)
+    assert cost.s_per_byte == pytest.approx(1.5 / rate)
 
 
-def test_the_slower_of_two_levels_sets_the_pace() -> None:
-    """All 8 ranks of 4 nodes: 2·7/8·S inside, while each rank rings an eighth of S over the nodes."""
-    for nics in (2, 8):
-        cost = Network(cluster(4, 8, nics)).cost(CollectiveOp.ALL_REDUCE, 32, 1)
-        inside, across = (2 * 7 / 8) / inside_rate(8), (2 * 3 / 4 / 8) / (INTER * LINK_EFFICIENCY * nics / 8)
-        assert cost.s_per_byte == pytest.approx(max(inside, across))
+@pytest.mark.parametrize(
+    ("nodes", "nics", "s_per_byte"),
+    [(4, 2, 0.1875 / 5e9), (4, 8, 0.1875 / 20e9), (2, 8, 1.75 / 226.5e9)],
+)
+def test_the_slower_of_two_levels_sets_the_pace(nodes: int, nics: int, s_per_byte: float) -> None:
+    """All 8 ranks of each node: 2·7/8·S inside at 226.5e9, while each rank rings an eighth of S over the nodes: of four
+    2·3/4/8 = 0.1875, at 20e9 * nics / 8; of two only 2·1/2/8 = 0.125, and then the link inside is the slower one."""
+    cost = Network(cluster(nodes, 8, nics)).cost(CollectiveOp.ALL_REDUCE, 8 * nodes, 1)
+    assert cost.s_per_byte == pytest.approx(s_per_byte)
+    assert cost.alpha_s == pytest.approx(2 * (nodes - 1) * 12e-6 + 20e-6 + 14 * 1.5e-6)
 
 
-def test_all_to_all_crosses_with_what_is_elsewhere() -> None:
-    cost = Network(cluster(2, 4, nics=4)).cost(CollectiveOp.ALL_TO_ALL, 8, 1)
-    assert cost.s_per_byte == pytest.approx(max(3 / 8 / inside_rate(4), 4 / 8 / (INTER * LINK_EFFICIENCY)))
+@pytest.mark.parametrize(("intra", "s_per_byte"), [(INTRA, 0.5 / 20e9), (10e9, 0.375 / 7.1e9)])
+def test_all_to_all_sends_inside_what_is_there_and_across_what_is_elsewhere(intra: float, s_per_byte: float) -> None:
+    """Of 8 ranks on two nodes three of the others are on the same node, four elsewhere. A link of 10e9 inside a node
+    gives four ranks 10e9 * 0.8 * (1 - 0.45 / 4) = 7.1e9."""
+    cost = Network(cluster(2, 4, nics=4, intra=intra)).cost(CollectiveOp.ALL_TO_ALL, 8, 1)
+    assert cost.s_per_byte == pytest.approx(s_per_byte)
+
+
+@pytest.mark.parametrize(("few", "s_per_byte"), [(1.0, 0.5 / 20e9), (0.25, 0.125 / 20e9), (0.1, 0.875 / 240e9)])
+def test_what_is_sent_to_few_nodes_is_handed_on_inside_them(few: float, s_per_byte: float) -> None:
+    """A share of what crosses, 4/8 at 20e9; but seven eighths go over the link inside, of which large groups reach
+    0.8 * 300e9. Inside one node nothing is saved: of four ranks three quarters at 213e9."""
+    network = Network(cluster(2, 4, nics=4))
+    sizes, strides = np.array([8.0, 4.0]), np.array([1.0, 1.0])
+    assert network.dispatched_s_per_byte(sizes, strides, few) == pytest.approx([s_per_byte, 0.75 / 213e9])
 
 
 def test_a_fitted_layout_is_used_as_it_is() -> None:
@@ -192,9 +194,15 @@ def test_another_crossing_layout_shares_the_node_rate_that_was_read() -> None:
     read = fit(CollectiveOp.ALL_REDUCE, 2, 8, 3e9, crosses=True)
     network = Network(cluster(2, 8), profile(read))
     cost = network.cost(CollectiveOp.ALL_REDUCE, 16, 1)
-    inside = 2 * 7 / 8 / (INTRA * UNREAD.share)
-    assert cost.s_per_byte == pytest.approx(max(2 * (1 / 2) / 8 / 3e9, inside))
+    assert cost.s_per_byte == pytest.approx(0.125 / 3e9)
     assert cost.alpha_s == pytest.approx(2 * 1e-5)
+
+
+def test_of_another_crossing_layout_the_link_inside_may_be_the_slower_one() -> None:
+    """The same reading, but a bus of 10e9 inside nodes, of which large groups reach 8e9: 2·7/8 of the buffer there."""
+    read = fit(CollectiveOp.ALL_REDUCE, 2, 8, 3e9, crosses=True)
+    cost = Network(cluster(2, 8, intra=10e9), profile(read)).cost(CollectiveOp.ALL_REDUCE, 16, 1)
+    assert cost.s_per_byte == pytest.approx(1.75 / 8e9)
 
 
 @pytest.mark.parametrize(
@@ -224,8 +232,10 @@ def test_steps_of_a_chain_that_cross_nodes() -> None:
 
 def test_long_steps_between_nodes_delay_the_host() -> None:
     slow = fit(CollectiveOp.ALL_REDUCE, 2, 8, 3e9, crosses=True).model_copy(update={"latency_s": 0.3e-3})
-    """Where that was seen: at 1.2 host seconds for each that a step takes beyond the usual one."""
-    seen = replace(TORCH, slow_step_host=1.2)
-    assert Network(cluster(2, 8), profile(slow), seen).host_delay_s == pytest.approx(1.2 * (0.3e-3 - USUAL_STEP_S))
-    assert Network(cluster(2, 8), profile(slow)).host_delay_s == 0.0
+    """Where that was seen: at 1.2 host seconds for each that the longest step takes beyond the usual 0.1 ms."""
+    quick = fit(CollectiveOp.ALL_GATHER, 2, 8, 3e9, crosses=True).model_copy(update={"latency_s": 0.2e-3})
+    inside = fit(CollectiveOp.ALL_REDUCE, 8, 1, 3e9).model_copy(update={"latency_s": 9.0})
+    seen, read = replace(TORCH, slow_step_host=1.2), profile(quick, slow, inside)
+    assert Network(cluster(2, 8), read, seen).host_delay_s == pytest.approx(0.24e-3)
+    assert Network(cluster(2, 8), read).host_delay_s == 0.0
     assert Network(cluster(2, 8), framework=seen).host_delay_s == 0.0

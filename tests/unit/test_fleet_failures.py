@@ -9,7 +9,7 @@ import pytest
 from store_records import MODEL, WORKLOAD, step_reading
 
 from autotune.catalog import cluster_from_shorthand
-from autotune.fleet.failures import MAX_ATTEMPTS, POLICY, Judgement, judge
+from autotune.fleet.failures import POLICY, Judgement, judge, same_work
 from autotune.search.core import Search
 from autotune.specs import (
     ClusterSpec,
@@ -90,10 +90,10 @@ def test_what_a_node_may_have_done_is_tried_again_elsewhere_and_twice_at_most(ki
     assert first.retry.id != "j1"
     assert (first.retry.trial_id, first.retry.request, first.retry.environment_key) == ("t-0", REQUEST, "env")
 
-    last = verdict(attempt(MAX_ATTEMPTS, "cd", "ab"), failed(kind), "c")
+    last = verdict(attempt(3, "cd", "ab"), failed(kind), "c")
     assert (last.retry, guilty(last)) == (None, ["c"])
     assert last.failure is not None
-    assert f"attempt {MAX_ATTEMPTS}" in last.failure.message
+    assert "attempt 3" in last.failure.message
 
 
 def test_without_a_known_cause_nobody_is_blamed_or_avoided() -> None:
@@ -186,3 +186,19 @@ def test_only_an_oom_teaches_memory_and_what_was_tried_often_enough_is_not_asked
         posterior = search.posterior()
         assert posterior.barred[row]
         assert search.observations[0].out_of_memory is (kind is FailureKind.OOM)
+
+
+@pytest.mark.parametrize(
+    ("changes", "same"),
+    [
+        ({}, True),
+        ({"id": "j9", "attempt": 2, "avoid": ("a",)}, True),
+        ({"purpose": JobPurpose.PROFILE}, False),
+        ({"trial_id": "t-1"}, False),
+        ({"request": REQUEST.model_copy(update={"plan": Plan(tp=4)})}, False),
+    ],
+)
+def test_attempts_at_the_same_work_have_its_purpose_trial_and_request(
+    changes: dict[str, object], *, same: bool
+) -> None:
+    assert same_work(attempt(), attempt(**changes)) is same

@@ -44,6 +44,15 @@ def test_sizes_divide_among_the_devices_of_any_node() -> None:
         assert all(size % (4 * devices) == 0 for size in collective.sizes_bytes)
 
 
+def test_the_probe_is_the_one_that_nodes_were_measured_with_before() -> None:
+    """Readings are found by these keys: with others a node would have no past and its pool nothing to compare."""
+    collective, layer = health_requests(pool_cluster(gpus_per_node=3))
+    assert isinstance(collective, CollectiveRequest)
+    assert isinstance(layer, LayerRequest)
+    assert collective.sizes_bytes == (65_532, 4_194_300)
+    assert (layer.model.key, layer.workload.key, layer.micro_batch) == ("82aa7dcb6358ae1e", "d2344eed2f688976", 4)
+
+
 def test_slow_is_below_seven_tenths_of_the_median_of_the_others() -> None:
     others = [{"layer": 90.0}, {"layer": 100.0}, {"layer": 500.0, "all_reduce": 1.0}]
     assert slowness({"layer": 70.0}, others) == ""

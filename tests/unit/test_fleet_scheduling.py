@@ -110,6 +110,14 @@ def test_what_is_granted_now_counts() -> None:
     assert set(pick(jobs, ABCD[:2])) == {"a0", "b"}
 
 
+@pytest.mark.parametrize(("bob", "first"), [(119.0, ["a0", "b"]), (121.0, ["a0", "a1"])])
+def test_a_job_counts_half_a_minute_of_its_devices_until_it_has_used_anything(bob: float, first: list[str]) -> None:
+    """One node of 4 devices: ann's first job counts as 120 GPU-seconds when her second and bob's are compared."""
+    jobs = [job("a0", age_s=100), job("a1", age_s=99), job("b", principal="bob")]
+    found = choose(jobs, ABCD[:2], {}, {"ann": 0.0, "bob": bob}, NOW)
+    assert [grant.job.id for grant in found] == first
+
+
 def test_health_probes_come_first_and_may_have_their_quarantined_node() -> None:
     bad = node("a", state=NodeState.QUARANTINED)
     probe = job("h", purpose=JobPurpose.HEALTH, only_node="a", principal="", environment_key="")

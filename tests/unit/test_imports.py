@@ -59,7 +59,7 @@ HEAVY: dict[str, set[str]] = {
     "limits": {"api"},
     "cachetools": {"api"},
     "httpx": {"client"},
-    "matplotlib": {"cli"},
+    "matplotlib": {"regression"},
     "typer": {"cli"},
     "rich": {"cli"},
 }

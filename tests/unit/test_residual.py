@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from autotune.search.residual import BLOCK, PRIOR_AMPLITUDE, Evidence, Floats, fit
+from autotune.search.residual import BLOCK, Evidence, Floats, fit
 
 PRIOR = np.diag([0.3**2, 0.2**2])
 
@@ -16,7 +16,7 @@ def test_without_observations_it_is_the_prior() -> None:
     found = fit(evidence(np.zeros((0, 2)), np.zeros((0, 2)), np.zeros(0), 0.1), PRIOR)
     mean, sd = found.predict(np.zeros((3, 2)), np.tile([1.0, 0.5], (3, 1)))
     assert np.all(mean == 0.0)
-    assert sd == pytest.approx(np.sqrt(0.3**2 + 0.25 * 0.2**2 + PRIOR_AMPLITUDE**2))
+    assert sd == pytest.approx(np.sqrt(0.3**2 + 0.25 * 0.2**2 + 0.09**2))
     assert np.all(found.parameters == 0.0)
     assert np.all(found.covariance == PRIOR)
 

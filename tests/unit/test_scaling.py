@@ -8,7 +8,7 @@ import pytest
 
 from autotune.catalog import cluster_from_shorthand
 from autotune.catalog import model as preset
-from autotune.explain.scaling import MIN_MARGINAL, ScalingCurve, scaling_curve
+from autotune.explain.scaling import ScalingCurve, scaling_curve
 from autotune.explain.whatif import Setting
 from autotune.search.offline import rank
 from autotune.specs import Space, Workload
@@ -51,11 +51,11 @@ def test_it_goes_on_beyond_the_cluster_until_more_gpus_do_not_pay(curve: Scaling
     assert 16 < curve.pays_up_to < 1024
     for point in curve.points:
         if point.marginal is not None and point.devices <= curve.pays_up_to:
-            assert point.marginal >= MIN_MARGINAL
+            assert point.marginal >= 0.5
     if not curve.at_the_end:
         marginal = curve.points[-1].marginal
         assert marginal is not None
-        assert marginal < MIN_MARGINAL
+        assert marginal < 0.5
         assert f"beyond {curve.pays_up_to} GPUs" in curve.text
 
 

@@ -2,27 +2,35 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from datetime import UTC, datetime
 
 import numpy as np
 import pytest
+from scipy.special import ndtr
 
 from autotune.catalog import cluster_from_shorthand
 from autotune.catalog import model as preset
-from autotune.cost.estimate import estimate
+from autotune.cost.estimate import BytesColumns, EstimateTable, estimate, estimate_table
+from autotune.cost.memory import BYTE_PARTS
+from autotune.cost.table import PlanTable
 from autotune.errors import InputError
-from autotune.search.acquisition import choose
+from autotune.search.acquisition import choose, expected_gain, verdict
 from autotune.search.core import Search
-from autotune.search.posterior import Posterior
+from autotune.search.peaks import Peaks, peaks
+from autotune.search.physics import PARAMETERS
+from autotune.search.posterior import Observation, Posterior, TransferObservation, calibrated
 from autotune.search.residual import Learning
 from autotune.search.sampler import alternative, distributions
 from autotune.search.study import Asked, PlanStudy
 from autotune.specs import (
     Budget,
+    ComputeFit,
     Failure,
     FailureKind,
     Plan,
+    Profile,
     Recompute,
     SamplerName,
     StepReading,
@@ -309,3 +317,164 @@ def test_what_does_not_learn_stays_as_assumed() -> None:
     assert not moved(Learning(calibration=False, residual=False))
     assert told(Learning(p_fits=False))[1].p_fits.min() == 1.0
     assert told(Learning())[1].p_fits.min() < 0.5
+
+
+def test_the_interval_of_a_measured_plan_is_what_its_next_run_may_take() -> None:
+    """2048 * 64 tokens a step at 1000 a second on 8 GPUs are 16.384 s; runs differ by 2 %, and 1.645 standard
+    deviations on either side hold 90 %."""
+    search = Search(MODEL, CLUSTER, WORKLOAD, plans=[Plan(dp=8), Plan(tp=2, dp=4)])
+    search.tell(Plan(dp=8), reading(Plan(dp=8), 1000.0))
+    found = search.estimate_of(Plan(dp=8))
+    assert found is not None
+    assert found.step_time_interval_s == pytest.approx((16.384 / np.exp(0.0329), 16.384 * np.exp(0.0329)))
+
+
+def test_the_interval_of_a_plan_that_nothing_is_learned_of_is_its_own_spread() -> None:
+    nothing = Learning(calibration=False, residual=False)
+    search = Search(MODEL, CLUSTER, WORKLOAD, plans=[Plan(dp=8)], learning=nothing)
+    found = search.estimate_of(Plan(dp=8))
+    assert found is not None
+    middle, spread = found.step_time_s, np.exp(1.645 * 0.05)
+    assert found.step_time_interval_s == pytest.approx((middle / spread, middle * spread))
+
+
+@pytest.mark.parametrize(("trials", "stop"), [(7, False), (8, True)])
+def test_a_search_ends_on_a_small_gain_from_the_eighth_trial_on(trials: int, *, stop: bool) -> None:
+    """One plan left, P(fits) 1, its throughput half of the best: z = ln 0.5 / 0.1, and the gain is next to nothing."""
+    posterior = posterior_of(log_mean=np.log(50.0), log_sd=0.1, best=100.0, trial_gpu_s=40.0)
+    found = verdict(posterior, Budget(min_gain=0.01), trials=trials, gpu_s_spent=0.0)
+    assert (found.stop, found.gpu_s) == (stop, 40.0)
+    assert found.expected_gain == pytest.approx(0.0, abs=1e-9)
+    assert found.reason == ("no plan left is expected to gain 1.0% (best 0.00% for 40 GPU-seconds)" if stop else "")
+
+
+def test_the_expected_gain_is_the_mean_of_what_lies_above_the_best() -> None:
+    """As good as the best in the median, sd 0.2: exp(0.02) * Phi(0.2) - Phi(0) = 1.020201 * 0.579260 - 0.5 = 0.090961.
+    A hundredth above the median, sd 0.1: exp(0.015) * Phi(0.2) - Phi(0.1) = 1.015113 * 0.579260 - 0.539828."""
+    even = posterior_of(log_mean=np.log(100.0), log_sd=0.2, best=100.0, p_fits=0.5)
+    assert expected_gain(even) == pytest.approx([0.5 * 0.090961], abs=1e-6)
+    ahead = posterior_of(log_mean=np.log(100.0) + 0.01, log_sd=0.1, best=100.0)
+    assert expected_gain(ahead) == pytest.approx([0.048187], abs=1e-6)
+    assert not verdict(ahead, Budget(min_gain=0.048), trials=8, gpu_s_spent=0.0).stop
+    assert verdict(ahead, Budget(min_gain=0.049), trials=8, gpu_s_spent=0.0).stop
+    hopeless = posterior_of(log_mean=-1000.0, log_sd=0.1, best=100.0)
+    assert not verdict(hopeless, Budget(min_gain=0.0), trials=8, gpu_s_spent=0.0).stop  # no gain is too small then
+
+
+def test_a_budget_ends_a_search_where_the_next_trial_would_go_over_it() -> None:
+    posterior = posterior_of(log_mean=np.log(100.0), log_sd=0.2, best=100.0, trial_gpu_s=40.0)
+    assert not verdict(posterior, Budget(gpu_s=100.0), trials=1, gpu_s_spent=60.0).stop
+    over = verdict(posterior, Budget(gpu_s=100.0), trials=1, gpu_s_spent=60.5)
+    assert over.stop
+    assert over.reason == "60 of the 100 GPU-seconds that the search may use are spent; another trial needs about 40"
+    assert not verdict(posterior, Budget(max_trials=5), trials=4, gpu_s_spent=0.0).stop
+    counted = verdict(posterior, Budget(max_trials=5), trials=5, gpu_s_spent=0.0)
+    assert (counted.stop, counted.reason) == (True, "5 trials were run, the most allowed")
+
+
+def posterior_of(
+    *, log_mean: float, log_sd: float, best: float, p_fits: float = 1.0, trial_gpu_s: float = 1.0
+) -> Posterior:
+    """Of one plan that nobody ran, and a best one that is not in the table."""
+    return Posterior(
+        log_mean=np.array([log_mean]), log_sd=np.array([log_sd]), peak_bytes=np.ones(1), p_fits=np.array([p_fits]),
+        trial_gpu_s=np.array([trial_gpu_s]), barred=np.zeros(1, dtype=np.bool_), best_plan=Plan(), best=best,
+        calibration={},
+    )  # fmt: skip
+
+
+LIMIT_BYTES = 113e9
+"""Where plans run out of memory as often as not if 100e9 bytes can safely be reserved."""
+
+
+def reserved(part: str, size_bytes: Sequence[float]) -> EstimateTable:
+    """Estimates whose bytes are all of one part, on devices of 100e9 bytes that lose none."""
+    plans = [Plan(dp=8, micro_batch=2**i) for i in range(len(size_bytes))]
+    made = estimate_table(MODEL, CLUSTER, WORKLOAD, PlanTable.of(plans))
+    parts = {name: np.array(size_bytes) * (name == part) for name in BYTE_PARTS}
+    return replace(made, bytes=BytesColumns(**parts), device_memory_bytes=100 * 10**9, overhead_bytes=0.0)
+
+
+def believed_peaks(
+    estimates: EstimateTable,
+    *,
+    measured: Sequence[tuple[int, float]] = (),
+    out_of_memory: Sequence[int] = (),
+    shares: Sequence[Sequence[float]] = (),
+    log_peaks: Sequence[float] = (),
+    residual: bool = False,
+) -> Peaks:
+    return peaks(
+        np.zeros((len(estimates), 1)), estimates, measured=measured, out_of_memory=out_of_memory,
+        shares=np.array(shares, dtype=np.float64), log_peaks=np.array(log_peaks, dtype=np.float64),
+        learning=Learning(residual=residual),
+    )  # fmt: skip
+
+
+def test_p_fits_falls_from_sure_to_none_within_some_six_per_cent_each() -> None:
+    """The normal distribution's shares below -1, 0, 1 and 2 standard deviations of 0.06."""
+    below = np.array([-1.0, 0.0, 1.0, 2.0])
+    found = believed_peaks(reserved("parameters", LIMIT_BYTES * np.exp(-0.06 * below)))
+    assert found.p_fits == pytest.approx([0.158655, 0.5, 0.841345, 0.977250], abs=1e-6)
+    assert found.reserved_bytes == pytest.approx(LIMIT_BYTES * np.exp(-0.06 * below))
+
+
+@pytest.mark.parametrize(
+    ("part", "residual", "shift"),
+    [
+        ("parameters", False, 9e-4 / 73e-4 * 0.1),
+        ("activations", False, 45e-4 / 109e-4 * 0.1),
+        ("logits", False, 45e-4 / 109e-4 * 0.1),
+        ("gathered", False, 909e-4 / 973e-4 * 0.1),
+        ("fragmentation", False, 909e-4 / 973e-4 * 0.1),
+        ("optimizer", False, 109e-4 / 173e-4 * 0.1),
+        ("parameters", True, 109e-4 / 173e-4 * 0.1),
+    ],
+)
+def test_a_measured_peak_moves_what_it_is_made_of(part: str, *, residual: bool, shift: float) -> None:
+    """A peak 0.1 (ln) above its prediction, with noise of 0.08² = 64e-4. The variance of what it may be off by is
+    0.03² = 9e-4 for all plans, and in addition for activations 0.06², for gathered parameters and fragmentation 0.3²,
+    for optimizer state 0.1², for what plans alike share 0.1². Of the shift a half is cache that does no harm."""
+    found = believed_peaks(reserved(part, [LIMIT_BYTES]), measured=[(0, LIMIT_BYTES * np.exp(0.1))], residual=residual)
+    assert found.reserved_bytes == pytest.approx([LIMIT_BYTES * np.exp(shift)], rel=1e-6)
+    assert found.p_fits == pytest.approx(ndtr([-shift / 2.0 / 0.06]), rel=1e-5)
+
+
+def test_an_oom_places_a_peak_just_above_the_limit() -> None:
+    """Predicted 0.1 (ln) below it, so 0.15 below where it is put; noise 0.05² = 25e-4. One that was expected to fail
+    teaches nothing."""
+    estimates = reserved("parameters", [LIMIT_BYTES * np.exp(-0.1)])
+    found = believed_peaks(estimates, out_of_memory=[0])
+    assert np.log(found.reserved_bytes / LIMIT_BYTES) == pytest.approx([-0.1 + 9e-4 / 34e-4 * 0.15], rel=1e-5)
+    expected = reserved("parameters", [LIMIT_BYTES * np.exp(0.051)])
+    assert np.log(believed_peaks(expected, out_of_memory=[0]).reserved_bytes / LIMIT_BYTES) == pytest.approx([0.051])
+
+
+def test_a_lesson_of_memory_weighs_less_than_a_measurement() -> None:
+    """Noise of 0.1² = 100e-4 against 9e-4."""
+    found = believed_peaks(reserved("parameters", [1e9]), shares=[[1.0, 0.0, 0.0, 0.0, 0.0]], log_peaks=[0.1])
+    assert np.log(found.reserved_bytes / 1e9) == pytest.approx([9e-4 / 109e-4 * 0.1])
+
+
+def only_computing() -> EstimateTable:
+    """Of one plan on one device whose step is nothing but computation: ln step = all + compute + what is assumed."""
+    fit = ComputeFit(flops_per_s=1e12, launch_s=0.0, bytes_per_s=None, relative_error=0.0, readings=9)
+    profile = Profile(cluster_key="c", fingerprint_key="f", compute=fit)
+    alone = cluster_from_shorthand("a100-80gb-sxm:1x1")
+    return estimate_table(MODEL, alone, WORKLOAD, PlanTable.of([Plan()]), profile)
+
+
+def test_trials_go_on_from_where_lessons_led() -> None:
+    """A lesson 0.2 (ln) slower, noise 0.1² = 0.01, on "all", whose variance is 0.3² = 0.09: mean 0.09 / 0.1 * 0.2 =
+    0.18, variance 0.009 and a fourth of 0.09 = 0.0315. "compute" keeps its 0.15² = 0.0225 and a fourth of it: 0.028125.
+    Then a trial 0.5 slower than assumed, 0.32 than that lesson; noise 0.02² + 0.05² = 0.0029; 0.062525 in all."""
+    estimates = only_computing()
+    tokens = float(estimates.tokens_per_s_per_gpu[0]) * np.exp(-0.5)
+    found = calibrated(
+        np.zeros((1, 1)), estimates, [(0, Observation(plan=Plan(), tokens_per_s_per_gpu=tokens))],
+        [TransferObservation(plan=Plan(dp=8), log_speed=-0.2)], Learning(residual=False),
+    )  # fmt: skip
+    moved = dict(zip(PARAMETERS, found.parameters, strict=True))
+    assert moved["all"] == pytest.approx(0.18 + 0.0315 / 0.062525 * 0.32, rel=1e-5)
+    assert moved["compute"] == pytest.approx(0.028125 / 0.062525 * 0.32, rel=1e-5)
+    assert moved["exchange"] == moved["host"] == moved["gradients"] == 0.0
