@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from pathlib import Path
+
+from autotune.errors import InputError
 
 DATABASE_VARIABLE = "AUTOTUNE_DB"
 LOG_DIR_VARIABLE = "AUTOTUNE_LOG_DIR"
@@ -17,7 +19,38 @@ WEBHOOK_SECRET_VARIABLE = "AUTOTUNE_WEBHOOK_SECRET"
 SMTP_VARIABLE = "AUTOTUNE_SMTP_URL"
 ALERT_EMAIL_VARIABLE = "AUTOTUNE_ALERT_EMAIL"
 ALERT_SENDER_VARIABLE = "AUTOTUNE_ALERT_SENDER"
+LEASE_VARIABLE = "AUTOTUNE_LEASE_S"
 DEFAULT_BROKER = "redis://127.0.0.1:6379/0"
+# Below, a busy machine would lose what it measures; above, the lease to begin under would not be the longer one.
+MIN_LEASE_S, MAX_LEASE_S = 1.0, 30.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FleetTimes:
+    """How soon a fleet notices that something is gone: a node, a tuner, a message.
+
+    Args:
+        lease_s: a member of a job that has begun and is silent for so long is lost.
+        renew_every_s: how often it says that it works, and hears whether it is to go on.
+        claim_s: a tuner that is silent for so long within one step loses the tuning to another one.
+        sweep_every_s: how often beat asks for what is due.
+        unsent_after_s: a message that a node has not acted upon for so long is sent again.
+        quiet_after_s: a worker that has consumed nothing for so long sends itself a canary.
+    """
+
+    lease_s: float = 15.0
+    renew_every_s: float = 1.0
+    claim_s: float = 30.0
+    sweep_every_s: float = 5.0
+    unsent_after_s: float = 5.0
+    quiet_after_s: float = 5.0
+
+    @classmethod
+    def of(cls, lease_s: float) -> FleetTimes:
+        """All of them, as much longer or shorter than usual as the lease is."""
+        usual = cls()
+        factor = lease_s / usual.lease_s
+        return cls(**{each.name: factor * getattr(usual, each.name) for each in fields(cls)})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -27,6 +60,7 @@ class Settings:
     `database_url` is a SQLAlchemy URL; `log_dir` gets one folder a rank group; `broker_url` is Redis'. `server` is the
     API that the command line asks instead of this machine (empty: none), `api_key` what it shows there. Alerts of the
     nightly regression go to `webhook_url`, signed with `webhook_secret`, and through `smtp_url` to `alert_email`.
+    `times` is how soon a fleet notices that something is gone.
     """
 
     database_url: str
@@ -39,6 +73,7 @@ class Settings:
     smtp_url: str = field(default="", repr=False)
     alert_email: str = ""
     alert_sender: str = ""
+    times: FleetTimes = FleetTimes()
 
 
 def read_settings(environ: Mapping[str, str] | None = None) -> Settings:
@@ -49,7 +84,11 @@ def read_settings(environ: Mapping[str, str] | None = None) -> Settings:
     go to the user's state folder (XDG_STATE_HOME, else ~/.local/state). AUTOTUNE_BROKER is the fleet's Redis,
     AUTOTUNE_SERVER and AUTOTUNE_API_KEY are for the command line as a client. AUTOTUNE_WEBHOOK_URL,
     AUTOTUNE_WEBHOOK_SECRET, AUTOTUNE_SMTP_URL, AUTOTUNE_ALERT_EMAIL and AUTOTUNE_ALERT_SENDER say where incidents are
-    told. Creates nothing.
+    told. AUTOTUNE_LEASE_S is the time after which a silent node loses its job, by default 15 s; the fleet's other times
+    become longer or shorter with it. All its parts must be given the same. Creates nothing.
+
+    Raises:
+        InputError: AUTOTUNE_LEASE_S is no time that a lease can have.
     """
     environ = os.environ if environ is None else environ
     data = _folder(environ, "XDG_DATA_HOME", ".local/share")
@@ -65,6 +104,7 @@ def read_settings(environ: Mapping[str, str] | None = None) -> Settings:
         smtp_url=environ.get(SMTP_VARIABLE) or "",
         alert_email=environ.get(ALERT_EMAIL_VARIABLE) or "",
         alert_sender=environ.get(ALERT_SENDER_VARIABLE) or "",
+        times=_times(environ.get(LEASE_VARIABLE)),
     )
 
 
@@ -72,6 +112,18 @@ def database_file(url: str) -> Path | None:
     """The file of a SQLite URL; None for another kind of database."""
     prefix = "sqlite:///"
     return Path(url.removeprefix(prefix)) if url.startswith(prefix) else None
+
+
+def _times(lease: str | None) -> FleetTimes:
+    if not lease:
+        return FleetTimes()
+    try:
+        lease_s = float(lease)
+    except ValueError:
+        lease_s = 0.0
+    if not MIN_LEASE_S <= lease_s <= MAX_LEASE_S:
+        raise InputError(LEASE_VARIABLE, lease, f"{MIN_LEASE_S:g} to {MAX_LEASE_S:g} seconds")
+    return FleetTimes.of(lease_s)
 
 
 def _folder(environ: Mapping[str, str], variable: str, default: str) -> Path:

@@ -1,7 +1,7 @@
 """What this machine is, as a ClusterSpec: its GPUs, or local ranks on its CPU. Loads no torch itself.
 
 Only facts that the machine tells are filled in. A device's peaks and its link's speed are not among them:
-`autotune.catalog.recognition` adds those of a known GPU.
+`autotune.catalog.gpus` adds those of a known GPU.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What may be skipped, and when; and the command line in a home of its own.
+"""What may be skipped, and when; the command line in a home of its own; and servers, which a whole run shares.
 
 Markers: `gpu` needs a CUDA device, `shared` the published measurements in ../shared, `netns` root and network
 namespaces. Where the need is not met the test is skipped. With CI=true a skip for any other reason than a GPU or
@@ -10,12 +10,17 @@ from __future__ import annotations
 import os
 import shutil
 import subprocess
-from collections.abc import Generator
+from collections.abc import Generator, Iterator
 from functools import cache
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 from commands import Command, Done
+
+if TYPE_CHECKING:
+    from databases import Databases
+    from services import PostgresServer
 
 SHARED = Path(__file__).resolve().parents[2] / "shared"
 MAY_SKIP_IN_CI = ("gpu", "shared")
@@ -99,3 +104,21 @@ def autotune(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.Cap
         return Done(status=exit_.value.code, out=out, err=err)
 
     return run
+
+
+@pytest.fixture(scope="session")
+def postgres() -> Iterator[PostgresServer]:
+    from services import postgres_binaries, postgres_server
+
+    binaries = postgres_binaries()
+    if binaries is None:
+        pytest.skip("PostgreSQL's server is not installed")
+    with postgres_server(binaries) as server:
+        yield server
+
+
+@pytest.fixture(scope="session")
+def databases(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Databases:
+    from databases import Databases
+
+    return Databases(tmp_path_factory.mktemp("databases"), lambda: request.getfixturevalue("postgres"))

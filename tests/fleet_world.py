@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from autotune.fleet.finishing import Ending
 from autotune.fleet.service import FleetService, submission_of
 from autotune.ports.fleet import FleetStore
+from autotune.settings import FleetTimes
 from autotune.specs import (
     ClusterSpec,
     CollectiveReading,
@@ -121,11 +122,12 @@ class World:
     mail: Mail = field(default_factory=Mail)
     fault: Fault = lambda job, node: None
     speed: dict[str, float] = field(default_factory=dict)
+    times: FleetTimes = FleetTimes()
     runs: Counter[str] = field(default_factory=Counter)
     most_at_once: int = 0
 
     def __post_init__(self) -> None:
-        self.service = FleetService(self.store, self.mail, self.merge)
+        self.service = FleetService(self.store, self.mail, self.merge, self.times)
 
     def join(self, *names: str, slots: int = 2, torch: str = "2.13.0") -> None:
         """Registers nodes, and the pool's cluster if it is not known."""
@@ -170,7 +172,7 @@ class World:
         held = len(set(self.store.leased_nodes().values()))
         self.most_at_once = max(self.most_at_once, held)
         session = self.store.node(node).session
-        job = self.store.start_member(job_id, token, node, session, lease_s=15.0)
+        job = self.store.start_member(job_id, token, node, session, lease_s=self.times.lease_s)
         if job is None:
             return
         failure = self.fault(job, node)

@@ -1,36 +1,54 @@
-"""Processes of a test that begin their work together."""
+"""Processes of a test: they begin their work together, or are killed in the middle of it.
+
+A server forks them that has imported everything once: fresh interpreters would take longer than what they do.
+"""
 
 from __future__ import annotations
 
-import subprocess
-import sys
-from pathlib import Path
+import multiprocessing
+from collections.abc import Callable
+from concurrent.futures import ProcessPoolExecutor
+from typing import Any, TypeVar
 
-TESTS = Path(__file__).parent
-# Each process says that it is ready and then waits for the others: they start together.
-TOGETHER = "import sys; from store_records import *; from storage import open_store; url = sys.argv[1]\n"
-READY = "print('ready', flush=True); sys.stdin.readline()\n"
+Answer = TypeVar("Answer")
+Begin = Callable[[], object]
+"""Returns when all processes of a test have called it."""
+
+CONTEXT = multiprocessing.get_context("forkserver")
+CONTEXT.set_forkserver_preload(
+    [
+        "alembic.autogenerate",
+        "alembic.command",
+        "optuna",
+        "pytest",
+        "redis",
+        "storage.care.backup",
+        "storage.database.postgres",
+    ]
+)
+_TIMEOUT_S = 200.0
+_barrier: Any = None
 
 
-def run_together(script: str, url: str, count: int) -> list[str]:
-    """Runs processes that start at once; gives what each wrote. Their second argument counts from 1."""
-    running = [start(script, url, str(number + 1)) for number in range(count)]
-    for process in running:
-        assert process.stdin is not None
-        process.stdin.write("go\n")
-        process.stdin.flush()
-    ends = [process.communicate(timeout=200) for process in running]
-    assert [process.returncode for process in running] == [0] * count, ends
-    return [output.strip() for output, _ in ends]
+def run_together(work: Callable[[str, int, Begin], Answer], url: str, count: int) -> list[Answer]:
+    """What each of so many processes returned, which are numbered from 1."""
+    barrier = CONTEXT.Barrier(count)
+    with ProcessPoolExecutor(count, mp_context=CONTEXT, initializer=_keep, initargs=(barrier,)) as processes:
+        # None is free for a second task while the others have not begun.
+        found = [processes.submit(_work, work, url, number + 1) for number in range(count)]
+        return [each.result(_TIMEOUT_S) for each in found]
 
 
-def start(script: str, *arguments: str) -> subprocess.Popen[str]:
-    """A process that has said that it is ready."""
-    pipe = subprocess.PIPE
-    process = subprocess.Popen(
-        [sys.executable, "-c", script, *arguments], cwd=TESTS, stdin=pipe, stdout=pipe, stderr=pipe, text=True
-    )
-    assert process.stdout is not None
-    if process.stdout.readline() != "ready\n":
-        raise AssertionError(process.communicate()[1])
-    return process
+def run_apart(work: Callable[..., Answer], *arguments: object) -> Answer:
+    """What a process of its own returned."""
+    with ProcessPoolExecutor(1, mp_context=CONTEXT) as process:
+        return process.submit(work, *arguments).result(_TIMEOUT_S)
+
+
+def _keep(barrier: Any) -> None:
+    global _barrier  # noqa: PLW0603 -- a barrier reaches a process only when that is made
+    _barrier = barrier
+
+
+def _work(work: Callable[[str, int, Begin], Answer], url: str, number: int) -> Answer:
+    return work(url, number, lambda: _barrier.wait(_TIMEOUT_S))

@@ -46,10 +46,10 @@ class PostgresServer:
         with psycopg.connect(self.url(database), autocommit=True) as connection:
             connection.execute(statement)  # type: ignore[arg-type]
 
-    def create_database(self) -> str:
-        """A new empty database; returns its name."""
+    def create_database(self, template: str = "template1") -> str:
+        """A new database, empty or a copy of one that nobody is connected to; returns its name."""
         name = f"test_{uuid4().hex}"
-        self.execute(f"CREATE DATABASE {name}")
+        self.execute(f"CREATE DATABASE {name} TEMPLATE {template}")
         return name
 
 

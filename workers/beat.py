@@ -19,7 +19,6 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("autotune.beat")
 
-SWEEP_EVERY_S = 5.0
 GRACE = timedelta(minutes=10)
 
 
@@ -44,7 +43,7 @@ class Nightly:
         return now.date() if now >= datetime.combine(now.date(), self.at, UTC) else now.date() - timedelta(days=1)
 
 
-def run_beat(queue: CeleryQueue, nightly: Nightly | None = None) -> None:
+def run_beat(queue: CeleryQueue, nightly: Nightly | None = None, *, sweep_every_s: float) -> None:
     """Sends sweeps until SIGTERM or SIGINT. While the broker is away it says so once and goes on."""
     # A handler runs wherever the process just is, also in the middle of waiting: there an Event could not be set, its
     # lock is held. Putting into this queue is always safe.
@@ -55,7 +54,7 @@ def run_beat(queue: CeleryQueue, nightly: Nightly | None = None) -> None:
 
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, end)
-    log.info("a sweep every %g s", SWEEP_EVERY_S)
+    log.info("a sweep every %g s", sweep_every_s)
     is_over = False
     while not is_over:
         queue.sweep()
@@ -63,7 +62,7 @@ def run_beat(queue: CeleryQueue, nightly: Nightly | None = None) -> None:
         if nightly is not None and nightly.is_due(now) and queue.regress(nightly.budget_gpu_s):
             log.info("checks of best-known plans begin")
             nightly.begun = nightly.night_of(now)
-        is_over = _is_told(told, within_s=SWEEP_EVERY_S)
+        is_over = _is_told(told, within_s=sweep_every_s)
     queue.close()
     log.info("stopped")
 

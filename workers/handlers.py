@@ -53,8 +53,8 @@ def _guarded(task: TaskName, act: Action) -> Callable[..., None]:
     return run
 
 
-# Sweeps closer together than this do nothing more. Many wait when all tuners were away for a while.
-_SWEEP_APART_S = 2.0
+# Of the time between two sweeps. Closer together they do nothing more: many wait when all tuners were away for a while.
+_SWEEPS_APART = 0.4
 
 
 class TunerHandlers:
@@ -63,10 +63,12 @@ class TunerHandlers:
     Args:
         fleet: the service.
         regression: the checks of best-known plans.
+        sweep_every_s: how often sweeps are asked for.
     """
 
-    def __init__(self, fleet: FleetService, regression: FleetRegression) -> None:
+    def __init__(self, fleet: FleetService, regression: FleetRegression, *, sweep_every_s: float) -> None:
         self._fleet, self._regression = fleet, regression
+        self._sweep_apart_s = _SWEEPS_APART * sweep_every_s
         self._swept_at_s: float | None = None
 
     def canary(self, _: str) -> None:
@@ -88,7 +90,7 @@ class TunerHandlers:
     def sweep(self) -> None:
         """Sends again what is due, unless this process did a moment ago."""
         now = time.monotonic()
-        if self._swept_at_s is None or now - self._swept_at_s > _SWEEP_APART_S:
+        if self._swept_at_s is None or now - self._swept_at_s > self._sweep_apart_s:
             self._swept_at_s = now
             self._fleet.sweep()
             self._regression.sweep()

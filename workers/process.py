@@ -74,6 +74,7 @@ def run_worker(
     send_canary: Callable[[], bool],
     keeps_name: Callable[[], bool],
     patience_s: float,
+    quiet_after_s: float,
 ) -> int:
     """Consumes until SIGTERM (ends what runs within seconds), SIGINT or eviction; returns the exit status.
 
@@ -93,11 +94,15 @@ def run_worker(
     def leave(**_: object) -> None:
         close()
 
+    def watch(**_: object) -> None:
+        """Not before it consumes: on a busy machine a worker may take longer to come up than its patience lasts."""
+        Watchdog(heartbeat, send_canary, keeps_name, patience_s=patience_s, quiet_after_s=quiet_after_s).start()
+
+    signals.worker_ready.connect(watch, weak=False)
     signals.setup_logging.connect(keep_logging, weak=False)
     signals.celeryd_after_setup.connect(_silence_announcements, weak=False)
     signals.worker_shutting_down.connect(stop, weak=False)
     signals.worker_process_shutdown.connect(leave, weak=False)
-    Watchdog(heartbeat, send_canary, keeps_name, patience_s=patience_s).start()
     worker = app.Worker(
         hostname=f"{name}@{socket.gethostname()}",
         pool="prefork",

@@ -16,7 +16,7 @@ from autotune.queue.sending import CeleryQueue
 from workers.handlers import TunerHandlers
 from workers.process import LazyHandlers, log_to_stderr, run_worker
 from workers.registration import NodeOptions, register
-from workers.watchdog import Heartbeat
+from workers.watchdog import Heartbeat, end_children
 
 if TYPE_CHECKING:
     from autotune.ports.fleet import FleetStore
@@ -36,6 +36,7 @@ def run_node(settings: Settings, options: NodeOptions, *, patience_s: float) -> 
         StoreError: there is no database.
         ProberError: there is nothing to measure with.
     """
+    end_children()
     log_to_stderr()
     app, queue, heartbeat = create_app(settings), CeleryQueue(create_app(settings)), Heartbeat()
     node = _register(settings, options, queue)
@@ -54,6 +55,7 @@ def run_node(settings: Settings, options: NodeOptions, *, patience_s: float) -> 
         send_canary=lambda: queue.canary(node.name, node.session),
         keeps_name=lambda: _keeps_name(settings, node),
         patience_s=patience_s,
+        quiet_after_s=settings.times.quiet_after_s,
     )
     if heartbeat.evicted:
         raise InputError("--name", node.name, "another worker has registered as this node: give each its own name")
@@ -78,6 +80,7 @@ def _keeps_name(settings: Settings, node: Node) -> bool:
 
 def run_tuner(settings: Settings, *, name: str | None, concurrency: int, patience_s: float) -> int:
     """Advances tunings and sweeps until SIGTERM; returns the exit status. Raises StoreError without a database."""
+    end_children()
     log_to_stderr()
     _yield_to_others()
     app, queue, heartbeat = create_app(settings), CeleryQueue(create_app(settings)), Heartbeat()
@@ -101,6 +104,7 @@ def run_tuner(settings: Settings, *, name: str | None, concurrency: int, patienc
         send_canary=lambda: queue.canary(own, own),
         keeps_name=lambda: True,
         patience_s=patience_s,
+        quiet_after_s=settings.times.quiet_after_s,
     )
 
 
@@ -118,8 +122,9 @@ def _yield_to_others() -> None:
 
 def _tuner_handlers(settings: Settings) -> TunerHandlers:
     store, queue = wiring.open_store(settings.database_url), wiring.open_queue(settings)
-    fleet = wiring.open_fleet(store, queue)
-    return TunerHandlers(fleet, wiring.open_regression(settings, store, queue, fleet))
+    fleet = wiring.open_fleet(store, queue, settings.times)
+    regression = wiring.open_regression(settings, store, queue, fleet)
+    return TunerHandlers(fleet, regression, sweep_every_s=settings.times.sweep_every_s)
 
 
 @contextmanager

@@ -63,7 +63,6 @@ class Heartbeat:
 
 
 log = logging.getLogger("autotune.watchdog")
-_QUIET_S = 5.0  # without a renewal for this long, a canary is sent; it also keeps the node's heartbeat young
 _LOOK_EVERY_S = 2.0
 _DEATH_S = 10.0
 
@@ -91,6 +90,7 @@ class Watchdog:
         send_canary: to the worker's own queue; False if the broker did not take it.
         keeps_name: whether no other worker has registered under this one's name; asked before it starts itself again.
         patience_s: how long canaries that the broker took may be on their way.
+        quiet_after_s: without a renewal for so long one is sent; it also keeps the node's heartbeat young.
     """
 
     def __init__(
@@ -100,9 +100,10 @@ class Watchdog:
         keeps_name: Callable[[], bool],
         *,
         patience_s: float,
+        quiet_after_s: float,
     ) -> None:
         self._heartbeat, self._send_canary, self._keeps_name = heartbeat, send_canary, keeps_name
-        self._patience_s = patience_s
+        self._patience_s, self._quiet_after_s = patience_s, quiet_after_s
         self._waiting_since: float | None = None
         self._steps = 0
 
@@ -127,7 +128,7 @@ class Watchdog:
             log.error("%s: this worker starts itself again", waited)
             execute_again()
         log.error("%s, and another worker has registered as this node: this one ends", waited)
-        _end_children()
+        end_children()
         os._exit(InputError.exit_code)
 
     def _watch_the_watch(self) -> None:
@@ -142,7 +143,7 @@ class Watchdog:
 
     def waited_s(self) -> float:
         """Sends a canary where the heartbeat is old; returns how long the broker has had some and none came back."""
-        if self._heartbeat.age_s < _QUIET_S or not self._send_canary():
+        if self._heartbeat.age_s < self._quiet_after_s or not self._send_canary():
             self._waiting_since = None  # it lives, or the broker is away and nothing can come back
             return 0.0
         now = time.monotonic()
@@ -151,13 +152,16 @@ class Watchdog:
 
 
 def execute_again() -> NoReturn:
-    """Kills this process's children and replaces it with a new run of the same command."""
-    _end_children()
+    """Kills this process's children and replaces it with a new run of the same command, which does `end_children`."""
+    end_children()
     close_open_fds([sys.stdin, sys.stdout, sys.stderr])
     os.execv(sys.executable, sys.orig_argv)
 
 
-def _end_children() -> None:
+def end_children() -> None:
+    """Kills the children of this process. To be called at its start, too: before it executed itself again its pool may
+    have made new ones in the place of those that were killed.
+    """
     children = psutil.Process().children(recursive=True)
     for child in children:
         child.kill()

@@ -173,7 +173,8 @@ def beat(
     at = None if nightly is None else _time_of_day(nightly)
     log_to_stderr()
     night = None if at is None else Nightly(at=at, budget_gpu_s=budget_gpu_s)
-    run_beat(open_queue(_settings(db, broker)), night)
+    settings = _settings(db, broker)
+    run_beat(open_queue(settings), night, sweep_every_s=settings.times.sweep_every_s)
 
 
 def _time_of_day(text: str) -> time:

@@ -5,15 +5,20 @@ from __future__ import annotations
 import json
 import time
 import uuid
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, NoReturn, Self
 
 import httpx
 
-from autotune.client.problems import raise_problem
-from autotune.client.streams import server_sent
-from autotune.errors import AccessError, InputError, ServerError
+from autotune.errors import (
+    AccessError,
+    InputError,
+    MissingMeasurementError,
+    NothingFitsError,
+    ServerError,
+    StoreConflictError,
+)
 from autotune.settings import API_KEY_VARIABLE
 from autotune.specs import (
     Budget,
@@ -286,3 +291,61 @@ def _segment(text: str) -> str:
     if text in {"", ".", ".."}:
         raise InputError("name", text, "at least one character that is not a point")
     return quote(text, safe="")
+
+
+# ----------------------------------------------------------------------------------------------------
+# Problem documents (RFC 9457) as the exceptions that the library itself would raise.
+
+
+def raise_problem(response: httpx.Response) -> NoReturn:
+    """Raises what an answer of 400 or more says. The response must have been read."""
+    data = _document(response)
+    detail = str(data.get("detail") or f"{response.url} answered {response.status_code}")
+    status = response.status_code
+    if status in {401, 403}:
+        raise AccessError(f"{detail} (the key comes from $AUTOTUNE_API_KEY)")
+    if status == 429 or status >= 500:
+        raise ServerError(detail)
+    if "misses" in data:
+        raise NothingFitsError(detail, data["misses"])
+    kind = str(data.get("type", "")).rpartition(":")[2]
+    if kind == "missing-measurement":
+        raise MissingMeasurementError(detail)
+    if "what" in data:
+        raise _told(detail, str(data["what"]), data.get("value"), str(data.get("allowed", "")))
+    if status == 409:
+        raise StoreConflictError(detail)
+    raise _told(detail, "request", None, "")
+
+
+def _told(detail: str, what: str, value: object, allowed: str) -> InputError:
+    """An InputError in the server's words."""
+    error = InputError(what, value, allowed)
+    error.args = (detail,)
+    return error
+
+
+def _document(response: httpx.Response) -> dict[str, Any]:
+    if not response.headers.get("content-type", "").startswith("application/problem+json"):
+        return {}
+    try:
+        data = response.json()
+    except ValueError:
+        return {}
+    return data if isinstance(data, dict) else {}
+
+
+# ----------------------------------------------------------------------------------------------------
+# Server-sent events (https://html.spec.whatwg.org/multipage/server-sent-events.html#event-stream-interpretation).
+
+
+def server_sent(lines: Iterable[str]) -> Iterator[str]:
+    """The data of each event of a stream of lines. Comments, and an event that the stream broke off in, are dropped."""
+    data: list[str] = []
+    for line in lines:
+        if not line:
+            if data:
+                yield "\n".join(data)
+            data = []
+        elif line.startswith("data:"):
+            data.append(line.removeprefix("data:").removeprefix(" "))

@@ -32,9 +32,6 @@ from autotune.specs import (
 from autotune.tuning.lifecycle import Facts, NextStep, StepKind, next_step
 from autotune.tuning.planner import PROBE_DEADLINE_S, Planner, step_request, trial_deadline_s
 
-CLAIM_S = 30.0
-"""How long a tuner may be silent within one step before another takes the tuning over."""
-
 OTHER_ENVIRONMENT = "has another environment than the one that this tuning began in"
 
 
@@ -62,11 +59,13 @@ class Campaign:
         store: where everything is kept.
         tuning_id: which.
         owner: who claims it; different each time, so that nobody is taken for somebody who was here before.
+        claim_s: how long it may be silent within one step before another tuner takes the tuning over; None: for ever.
         pool: of this process alone, for a tuning that it runs on its own machine; else the tuning's.
     """
 
-    def __init__(self, store: FleetStore, tuning_id: str, owner: str, *, pool: str = "") -> None:
+    def __init__(self, store: FleetStore, tuning_id: str, owner: str, *, claim_s: float | None, pool: str = "") -> None:
         self._store, self._tuning_id, self._owner, self._own_pool = store, tuning_id, owner, pool
+        self._claim_s = claim_s
         self._planner: Planner | None = None
 
     def close(self) -> None:
@@ -80,13 +79,15 @@ class Campaign:
             StoreConflictError: the tuning was cancelled or taken over meanwhile; nothing was started after that.
         """
         dispatched = False
-        lease_s = None if self._own_pool else CLAIM_S
-        while (tuning := self._store.claim_tuning(self._tuning_id, self._owner, lease_s=lease_s)) is not None:
+        while (tuning := self._claim()) is not None:
             step = self._next(tuning)
             if step.kind in {StepKind.WAIT, StepKind.NOTHING}:
                 break
             dispatched |= step.kind in {StepKind.PROBE, StepKind.TRIAL, StepKind.CONFIRM}
         return dispatched
+
+    def _claim(self) -> Tuning | None:
+        return self._store.claim_tuning(self._tuning_id, self._owner, lease_s=self._claim_s)
 
     def _next(self, tuning: Tuning) -> NextStep:
         """Takes one step and returns it."""

@@ -19,6 +19,7 @@ from autotune.fleet.node import NodeHandlers
 from autotune.fleet.scheduling import schedule
 from autotune.fleet.service import FleetService
 from autotune.ports.fleet import FleetStore
+from autotune.settings import FleetTimes
 from autotune.specs import (
     ClusterSpec,
     Failure,
@@ -105,6 +106,7 @@ class LocalFleet:
         merge: what the reports of a job's members amount to.
         share_of: the part of a job's world that a node contributes, as its ranks take it.
         on_progress: told what is measured, and how far it is.
+        times: of leases, which nobody looks at here.
     """
 
     def __init__(
@@ -116,8 +118,9 @@ class LocalFleet:
         merge: Merge,
         share_of: Callable[[Job, str], Any],
         on_progress: OnProgress = lambda request, progress: None,
+        times: FleetTimes = FleetTimes(),
     ) -> None:
-        self._owner = process_owner()
+        self._owner, self._times = process_owner(), times
         self.pool = f"{LOCAL}{uuid.uuid4().hex[:8]}@{self._owner}"
         self.queue = LocalQueue()
         self._store, self._cluster, self.merge = store, cluster, merge
@@ -174,7 +177,7 @@ class LocalFleet:
             return tuning
         _require_own(tuning)
         self._take_over(tuning)
-        campaign = Campaign(self._store, tuning.id, self._owner, pool=self.pool)
+        campaign = Campaign(self._store, tuning.id, self._owner, claim_s=None, pool=self.pool)
         log = _Log(self._store, tuning.id, on_event)
         try:
             message = f"the process that ran this trial ({tuning.owner or 'unknown'}) is gone"
@@ -227,6 +230,7 @@ class LocalFleet:
             ranks=_Told(self._ranks, self._on_progress),
             share_of=self._share_of,
             heartbeat=_Alive(),
+            times=self._times,
         )
 
     def _advance(self, campaign: Campaign) -> None:

@@ -12,7 +12,6 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Protocol
 
 from autotune.errors import AutotuneError, StoreError
-from autotune.ports.fleet import LEASE_S
 from autotune.specs import FailureKind, Job, JobState, MemberOrder, MemberReport, ProbeProgress, ProbeRequest
 
 if TYPE_CHECKING:
@@ -20,10 +19,10 @@ if TYPE_CHECKING:
 
     from autotune.fleet.service import FleetService
     from autotune.ports.fleet import FleetStore
+    from autotune.settings import FleetTimes
 
 log = logging.getLogger("autotune.node")
 
-_EVERY_S = 1.0
 _STOPPED = MemberOrder(go_on=False, failure=FailureKind.LOST, reason="the node's worker was shut down")
 
 
@@ -71,10 +70,14 @@ class Renewal:
         node: the member's node.
         session: the worker's.
         heartbeat: beaten each time that the order is asked for; says when the worker shuts down.
+        times: of the lease.
     """
 
-    def __init__(self, store: FleetStore, job: Job, *, node: str, session: str, heartbeat: Heartbeat) -> None:
+    def __init__(
+        self, store: FleetStore, job: Job, *, node: str, session: str, heartbeat: Heartbeat, times: FleetTimes
+    ) -> None:
         self._store, self._job, self._node, self._session, self._heartbeat = store, job, node, session, heartbeat
+        self._times = times
         self._order = MemberOrder(go_on=True, endpoint=job.endpoint)
         self._progress: ProbeProgress | None = None
         self._endpoint: str | None = None
@@ -105,7 +108,7 @@ class Renewal:
     def _renew_until_closed(self) -> None:
         while not self._closed.is_set():
             self._renew()
-            self._wake.wait(_EVERY_S)
+            self._wake.wait(self._times.renew_every_s)
             self._wake.clear()
 
     def _renew(self) -> None:
@@ -116,7 +119,7 @@ class Renewal:
                 self._job.token,
                 self._node,
                 self._session,
-                lease_s=LEASE_S,
+                lease_s=self._times.lease_s,
                 progress=progress,
                 endpoint=endpoint,
             )
@@ -163,6 +166,7 @@ class NodeHandlers:
         ranks: of this node.
         share_of: the part of a job's world that a node contributes, as its ranks take it.
         heartbeat: beaten while a job goes on.
+        times: of leases.
     """
 
     def __init__(
@@ -175,8 +179,9 @@ class NodeHandlers:
         ranks: Ranks,
         share_of: Callable[[Job, str], Any],
         heartbeat: Heartbeat,
+        times: FleetTimes,
     ) -> None:
-        self._name, self._session = name, session
+        self._name, self._session, self._times = name, session, times
         self._store, self._fleet, self._ranks, self._share_of = store, fleet, ranks, share_of
         self._heartbeat = heartbeat
 
@@ -188,7 +193,7 @@ class NodeHandlers:
 
     def run(self, job_id: str, token: int) -> None:
         """Runs this node's share of a job, unless the delivery is late, doubled or for an older session."""
-        job = self._store.start_member(job_id, token, self._name, self._session, lease_s=LEASE_S)
+        job = self._store.start_member(job_id, token, self._name, self._session, lease_s=self._times.lease_s)
         if job is None:
             log.info("job %s: delivery under token %d dropped, it is not to be started", job_id, token)
             report = _ABANDONED
@@ -219,7 +224,9 @@ class NodeHandlers:
             log.info("node %s: signed off", self._name)
 
     def _measure(self, job: Job) -> MemberReport:
-        renewal = Renewal(self._store, job, node=self._name, session=self._session, heartbeat=self._heartbeat)
+        renewal = Renewal(
+            self._store, job, node=self._name, session=self._session, heartbeat=self._heartbeat, times=self._times
+        )
         with renewal:
             report = self._ranks.run(
                 self._share_of(job, self._name),

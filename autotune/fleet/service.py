@@ -20,6 +20,7 @@ from autotune.fleet.scheduling import schedule
 from autotune.fleet.sweeping import sweep
 from autotune.ports.fleet import FleetStore, Queue, Submission
 from autotune.search.ranking import Best, best_of
+from autotune.settings import FleetTimes
 from autotune.specs import (
     Budget,
     ClusterSpec,
@@ -60,10 +61,11 @@ class FleetService:
         store: keeps everything.
         queue: carries ids to workers.
         merge: what the reports of a job's members amount to.
+        times: how soon it notices that something is gone.
     """
 
-    def __init__(self, store: FleetStore, queue: Queue, merge: Merge) -> None:
-        self._store, self._queue, self._merge = store, queue, merge
+    def __init__(self, store: FleetStore, queue: Queue, merge: Merge, times: FleetTimes = FleetTimes()) -> None:
+        self._store, self._queue, self._merge, self._times = store, queue, merge, times
         self._checked: OrderedDict[tuple[str, ...], None] = OrderedDict()
         self._pools: dict[str, tuple[float, ClusterSpec, int]] = {}
 
@@ -193,7 +195,8 @@ class FleetService:
     def advance(self, tuning_id: str) -> None:
         """Takes the next steps of a tuning, unless somebody else is at it."""
         seen = self._live_jobs(tuning_id)
-        campaign = Campaign(self._store, tuning_id, f"{uuid.uuid4().hex[:8]}@{process_owner()}")
+        owner = f"{uuid.uuid4().hex[:8]}@{process_owner()}"
+        campaign = Campaign(self._store, tuning_id, owner, claim_s=self._times.claim_s)
         dispatched = False
         try:
             dispatched = campaign.advance()
@@ -216,7 +219,7 @@ class FleetService:
 
     def sweep(self) -> None:
         """Sends again what is due, and ends what was left."""
-        sweep(self._store, self._queue, self._merge)
+        sweep(self._store, self._queue, self._merge, self._times)
 
     # -- answers ------------------------------------------------------------------------------------------
 

@@ -11,15 +11,12 @@ from autotune.fleet.eligibility import LOST_AFTER_S
 from autotune.fleet.finishing import Merge, finish
 from autotune.fleet.health import check_quarantined
 from autotune.fleet.scheduling import schedule, send
-from autotune.ports.fleet import LEASE_S, FleetStore, Queue
+from autotune.ports.fleet import FleetStore, Queue
+from autotune.settings import FleetTimes
 from autotune.specs import Job, JobState, Node
 
 log = logging.getLogger("autotune.fleet")
 
-SWEEP_S = 5.0
-"""How often a sweep comes."""
-
-UNSENT_AFTER_S = 5.0
 CANARY_AFTER_S = 30.0
 """A node that does nothing and was not heard of for so long is asked to prove that it consumes."""
 
@@ -34,31 +31,31 @@ would only double them; but a message that was lost is still found."""
 Item = TypeVar("Item")
 
 
-def sweep(store: FleetStore, queue: Queue, merge: Merge) -> None:
+def sweep(store: FleetStore, queue: Queue, merge: Merge, times: FleetTimes) -> None:
     """One pass over everything that may be due. Safe at any time, and beside another one.
 
     One broken record does not keep the others waiting: what an item raises is logged, and the rest goes on.
     """
-    store.expire_members(grace_s=LEASE_S)
+    store.expire_members(grace_s=times.lease_s)
     _each("end job", store.jobs(states={JobState.REPORTED}), lambda job: finish(store, queue, job, merge(job)))
     _each("cancel jobs of", store.abandoned_tunings(), store.cancel_jobs)
-    _each("send", store.unsent_members(UNSENT_AFTER_S), lambda job: send(queue, job))
+    _each("send", store.unsent_members(times.unsent_after_s), lambda job: send(queue, job))
     nodes, leased, now = store.nodes(), store.leased_nodes(), store.now()
     pools = sorted({node.pool for node in nodes})
     _each("check health in", pools, lambda pool: check_quarantined(store, queue, pool))
     _each("schedule", pools, lambda pool: schedule(store, queue, pool))
     most = max(MAX_ADVANCED - queue.backlog(), ALWAYS_ADVANCED)
     _each("advance", store.due_tunings()[:most], queue.advance)
-    silent = [node for node in nodes if node.name not in leased and is_canary_due(node, now)]
+    silent = [node for node in nodes if node.name not in leased and is_canary_due(node, now, times.sweep_every_s)]
     _each("canary", silent, lambda node: queue.canary(node.name, node.session))
 
 
-def is_canary_due(node: Node, now: datetime) -> bool:
+def is_canary_due(node: Node, now: datetime, sweep_every_s: float) -> bool:
     """Whether to ask an idle node to prove that it consumes: at once when silent, now and then when lost."""
     age_s = (now - node.heartbeat_at).total_seconds()
     if age_s <= CANARY_AFTER_S or not node.session:
         return False
-    return age_s <= LOST_AFTER_S or age_s % CANARY_AFTER_S < SWEEP_S
+    return age_s <= LOST_AFTER_S or age_s % CANARY_AFTER_S < sweep_every_s
 
 
 def _each(what: str, items: Iterable[Item], act: Callable[[Item], object]) -> None:

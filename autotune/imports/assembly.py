@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from math import comb
 
-from autotune.catalog.recognition import recognise
+from autotune.catalog.gpus import recognise
 from autotune.cost.parameters import total_parameters
 from autotune.cost.work import model_flops_per_token
 from autotune.errors import InputError

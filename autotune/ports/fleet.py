@@ -30,9 +30,6 @@ from autotune.specs import (
     TuningEvent,
 )
 
-LEASE_S = 15.0
-"""How long a member that has begun may be silent. It renews its lease about every second."""
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FleetCounts:

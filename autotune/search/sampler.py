@@ -1,4 +1,4 @@
-"""PlanSampler: our choice of the next plan as an Optuna sampler over the finite set of legal plans."""
+"""Samplers over the finite set of legal plans: ours (PlanSampler, for Optuna), Optuna's own, and fixed orders."""
 
 from __future__ import annotations
 
@@ -16,6 +16,8 @@ from autotune.cost.table import COLUMNS, PlanTable
 from autotune.errors import InputError
 from autotune.search.core import Search
 from autotune.specs import Plan, SamplerName
+
+__all__ = ["Alternative", "FixedOrder", "PlanSampler", "SamplerName", "alternative", "distributions"]
 
 
 def distributions(table: PlanTable) -> dict[str, CategoricalDistribution]:
@@ -68,9 +70,6 @@ class PlanSampler(BaseSampler):
     ) -> None:
         """Nothing to do: the search is told by whoever ran the plan."""
 
-
-# ----------------------------------------------------------------------------------------------------
-# Optuna's own samplers over a finite set of plans.
 
 DRAWS = {SamplerName.TPE: 20, SamplerName.GP: 1}
 """A suggestion that is no plan of the set, or was asked before, costs nothing; the next one is drawn, so often at most.
@@ -188,16 +187,8 @@ def _sampler(name: SamplerName, seed: int) -> BaseSampler:
         raise InputError("--sampler", name.value, "needs torch, which Optuna's Gaussian process is built on") from None
 
 
-# ----------------------------------------------------------------------------------------------------
-# Other ways to choose the next plan, to compare ours with: Optuna's samplers, and orders that learn nothing.
-#
-# All choose from the same finite set of plans, each at most once.
-
-__all__ = ["Alternative", "FixedOrder", "SamplerName", "alternative"]
-
-
 class Alternative(Protocol):
-    """Chooses plans of a finite set, one at a time."""
+    """Another way to choose among the same finite set of plans, each at most once, to compare ours with."""
 
     def ask(self) -> Plan | None:
         """The next plan, each once; None when all were asked."""

@@ -1,4 +1,4 @@
-"""Every test that takes `url` or `store` runs over SQLite and over PostgreSQL."""
+"""Every test that takes `url`, `empty_url` or `store` runs over SQLite and over PostgreSQL."""
 
 from __future__ import annotations
 
@@ -6,36 +6,27 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from services import PostgresServer, postgres_binaries, postgres_server
+from databases import KINDS, Databases
 
 from storage import SqlStore, open_store
 
 
-@pytest.fixture(scope="session")
-def postgres() -> Iterator[PostgresServer]:
-    binaries = postgres_binaries()
-    if binaries is None:
-        pytest.skip("PostgreSQL's server is not installed")
-    with postgres_server(binaries) as server:
-        yield server
-
-
-@pytest.fixture(params=["sqlite", "postgresql"])
-def url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
-    """An empty database of its own."""
-    if request.param == "sqlite":
-        return f"sqlite:///{tmp_path / 'autotune.db'}"
-    server: PostgresServer = request.getfixturevalue("postgres")
-    return server.url(server.create_database())
+@pytest.fixture(params=KINDS)
+def kind(request: pytest.FixtureRequest) -> str:
+    """Of the test's database."""
+    return str(request.param)
 
 
 @pytest.fixture
-def other(url: str, request: pytest.FixtureRequest, tmp_path: Path) -> str:
-    """A second empty database, of the same kind as `url`."""
-    if url.startswith("sqlite"):
-        return f"sqlite:///{tmp_path / 'other.db'}"
-    server: PostgresServer = request.getfixturevalue("postgres")
-    return server.url(server.create_database())
+def url(kind: str, databases: Databases, tmp_path: Path) -> str:
+    """A database with our tables and no row in them."""
+    return databases.ours(kind, tmp_path)
+
+
+@pytest.fixture
+def empty_url(kind: str, databases: Databases, tmp_path: Path) -> str:
+    """A new database without tables. On SQLite there is no file yet."""
+    return databases.empty(kind, tmp_path)
 
 
 @pytest.fixture

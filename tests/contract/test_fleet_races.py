@@ -25,7 +25,7 @@ from fleet_records import (
     reported,
     trial_job,
 )
-from processes import READY, TOGETHER, run_together
+from processes import Begin, run_together
 from services import PASSWORD, PostgresServer
 from store_records import COLLECTIVE_OUTCOME, FINGERPRINT, step_reading, trial, tuning
 
@@ -39,22 +39,29 @@ from storage.fleet.submissions import Intake
 from storage.tunings.named import locked_tuning
 
 Answer = TypeVar("Answer")
-FLEET = TOGETHER + "from fleet_records import *\nstore, number = open_store(url), int(sys.argv[2])\n" + READY
-SUBMIT = FLEET + (
-    "found, created = store.submit_tuning(\n"
-    "    fleet_tuning(f't{number}', f'p{number % 3}'), sharing_key='same', idempotency_key='k')\n"
-    "print(found.id, created)\n"
-)
-GRANT = FLEET + (
-    "gang = [['a', 'b'], ['b', 'c'], ['c', 'a']][number % 3]\n"
-    "found = store.grant(f'job-{number}', gang, lease_s=LONG_S, world_id=f'w{number}', warm=False)\n"
-    "print('lost' if found is None else found.token)\n"
-)
-END = FLEET + (
-    "outcome = ProbeOutcome(readings=(step_reading(float(number)),), wall_s=1.0, gpu_s=8.0, setup_s=0.0)\n"
-    "ended = store.end_job('job-1', 1, outcome, failure=None, fingerprint_key=FINGERPRINT.key)\n"
-    "print('lost' if ended is None else 'won')\n"
-)
+
+
+def submit(url: str, number: int, begin: Begin) -> tuple[str, bool]:
+    with open_store(url) as store:
+        begin()
+        asked = fleet_tuning(f"t{number}", f"p{number % 3}")
+        found, created = store.submit_tuning(asked, sharing_key="same", idempotency_key="k")
+    return found.id, created
+
+
+def grant(url: str, number: int, begin: Begin) -> int | None:
+    gang = [["a", "b"], ["b", "c"], ["c", "a"]][number % 3]
+    with open_store(url) as store:
+        begin()
+        found = store.grant(f"job-{number}", gang, lease_s=LONG_S, world_id=f"w{number}", warm=False)
+    return None if found is None else found.token
+
+
+def end(url: str, number: int, begin: Begin) -> bool:
+    outcome = ProbeOutcome(readings=(step_reading(float(number)),), wall_s=1.0, gpu_s=8.0, setup_s=0.0)
+    with open_store(url) as store:
+        begin()
+        return store.end_job("job-1", 1, outcome, failure=None, fingerprint_key=FINGERPRINT.key) is not None
 
 
 def together(work: Callable[[int], Answer], count: int) -> list[Answer]:
@@ -70,9 +77,9 @@ def together(work: Callable[[int], Answer], count: int) -> list[Answer]:
 
 
 def test_processes_that_ask_for_the_same_share_one_tuning(store: SqlStore, url: str) -> None:
-    answers = [answer.split() for answer in run_together(SUBMIT, url, 8)]
+    answers = run_together(submit, url, 8)
     assert len({name for name, _ in answers}) == 1
-    assert sorted(created for _, created in answers) == ["False"] * 7 + ["True"]
+    assert sorted(created for _, created in answers) == [False] * 7 + [True]
     (only,) = store.tunings_page(limit=9)
     assert len(store.events(only.id)) == 1
     # Three principals share it: it is nobody's any more when the third one withdraws.
@@ -84,8 +91,8 @@ def test_of_processes_that_want_overlapping_gangs_one_gets_its_nodes(store: SqlS
         store.register_node(node(name))
     for number in range(1, 5):
         store.create_job(job(f"job-{number}"))
-    answers = run_together(GRANT, url, 4)
-    assert sorted(answers) == ["1", *["lost"] * 3]
+    answers = run_together(grant, url, 4)
+    assert [token for token in answers if token is not None] == [1]
     (won,) = store.jobs(states=[JobState.GRANTED])
     assert store.leased_nodes() == {member.node: won.id for member in won.members}
     assert len(store.leased_nodes()) == 2
@@ -99,10 +106,10 @@ def test_of_processes_that_end_a_job_one_does(store: SqlStore, url: str) -> None
     found = store.grant("job-1", ["a", "b"], lease_s=LONG_S, world_id="w", warm=False)
     assert found is not None
     reported(store, found)
-    answers = run_together(END, url, 2)
-    assert sorted(answers) == ["lost", "won"]
+    answers = run_together(end, url, 2)
+    assert sorted(answers) == [False, True]
     (done,) = store.trials("tuning-1")
-    assert done.reading == step_reading(1.0 + answers.index("won"))
+    assert done.reading == step_reading(1.0 + answers.index(True))
     assert store.tuning("tuning-1").gpu_s_spent == 8.0
     assert store.leased_nodes() == {}
 
@@ -288,7 +295,8 @@ def test_nobody_waits_in_a_circle_and_no_node_is_held_twice(store: SqlStore, url
 
 def test_a_connection_lost_in_mid_transaction_is_an_error_and_writes_nothing(postgres: PostgresServer) -> None:
     name = postgres.create_database()
-    cut = f"SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE datname = '{name}' AND pid <> pg_backend_pid()"
+    others = f"datname = '{name}' AND pid <> pg_backend_pid()"
+    cut = f"SELECT pg_terminate_backend(pid, 10000) FROM pg_stat_activity WHERE {others}"  # and waits for that
 
     def write_and_lose(store: SqlStore) -> None:
         with store.writing() as session:

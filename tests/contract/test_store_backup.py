@@ -9,7 +9,7 @@ from pathlib import Path
 
 import optuna
 import pytest
-from services import PostgresServer
+from databases import KINDS, Databases
 from sqlalchemy import text
 from store_records import (
     CLUSTER,
@@ -36,8 +36,13 @@ from storage.database.engine import build_engine, locate, writer
 from storage.database.schema import HEAD, VERSION_TABLE
 
 
-def fill(store: SqlStore) -> None:
+def fill(url: str) -> None:
     """Something in most tables."""
+    with open_store(url) as store:
+        fill_store(store)
+
+
+def fill_store(store: SqlStore) -> None:
     store.put_model(MODEL)
     store.put_cluster(CLUSTER)
     store.create_tuning(tuning())
@@ -71,29 +76,29 @@ def content(url: str) -> dict[str, int]:
     return stats(url).rows
 
 
-@pytest.fixture(params=["sqlite", "postgresql"])
-def target(request: pytest.FixtureRequest, tmp_path: Path) -> str:
+@pytest.fixture(params=KINDS)
+def target(request: pytest.FixtureRequest, databases: Databases, tmp_path: Path) -> str:
     """Another database, which does not exist yet or is empty."""
-    if request.param == "sqlite":
-        return f"sqlite:///{tmp_path / 'restored.db'}"
-    server: PostgresServer = request.getfixturevalue("postgres")
-    return server.url(server.create_database())
+    return databases.empty(request.param, tmp_path)
 
 
 @pytest.fixture
-def saved(url: str, tmp_path: Path) -> Path:
+def filled_url(kind: str, databases: Databases, tmp_path: Path) -> str:
+    return databases.filled(kind, tmp_path, fill)
+
+
+@pytest.fixture
+def saved(filled_url: str, tmp_path: Path) -> Path:
     """A backup of a filled database."""
-    with open_store(url) as store:
-        fill(store)
     path = tmp_path / "saved.backup"
-    assert backup(url, path).schema == HEAD
+    assert backup(filled_url, path).schema == HEAD
     return path
 
 
 @pytest.fixture
-def small(tmp_path: Path) -> Path:
+def small(databases: Databases, tmp_path: Path) -> Path:
     """A backup of a SQLite database with a model."""
-    source = f"sqlite:///{tmp_path / 'source.db'}"
+    source = databases.ours("sqlite", tmp_path)
     with open_store(source) as store:
         store.put_model(MODEL)
     path = tmp_path / "small.backup"
@@ -101,8 +106,8 @@ def small(tmp_path: Path) -> Path:
     return path
 
 
-def test_everything_arrives_in_a_database_of_either_kind(url: str, target: str, saved: Path) -> None:
-    before = content(url)
+def test_everything_arrives_in_a_database_of_either_kind(filled_url: str, target: str, saved: Path) -> None:
+    before = content(filled_url)
     done = restore(target, saved)
     assert content(target) == before
     assert {name: done.rows[name] for name in before} == before
@@ -112,17 +117,15 @@ def test_everything_arrives_in_a_database_of_either_kind(url: str, target: str, 
         assert store.profile(CLUSTER.key) == profile(FINGERPRINT.key, 1.5)
 
 
-def test_what_an_older_release_kept_for_optuna_stays_behind(url: str, target: str, tmp_path: Path) -> None:
+def test_what_an_older_release_kept_for_optuna_stays_behind(filled_url: str, target: str, tmp_path: Path) -> None:
     """Its tables may be in the database and, counted, in the backup: ours are saved and restored all the same."""
     optuna.logging.set_verbosity(optuna.logging.WARNING)
-    with open_store(url) as store:
-        fill(store)
-    storage = optuna.storages.RDBStorage(locate(url).url.render_as_string(hide_password=False))
+    storage = optuna.storages.RDBStorage(locate(filled_url).url.render_as_string(hide_password=False))
     optuna.create_study(storage=storage, study_name="tuning-1").ask()
     storage.remove_session()
     storage.engine.dispose()
-    before, path = content(url), tmp_path / "saved.backup"
-    backup(url, path)
+    before, path = content(filled_url), tmp_path / "saved.backup"
+    backup(filled_url, path)
     with sqlite3.connect(path) as connection:
         connection.executemany(
             f"INSERT INTO {MANIFEST} VALUES (?, 1)", [("studies",), ("trials",), ("alembic_version",)]
@@ -131,39 +134,36 @@ def test_what_an_older_release_kept_for_optuna_stays_behind(url: str, target: st
     for _ in range(2):
         assert restore(target, path, overwrite=True).rows == before
         assert content(target) == before
-        target = url  # back to where Optuna's tables are
+        target = filled_url  # back to where Optuna's tables are
 
 
-def test_a_backup_is_one_moment_of_a_database_in_use(url: str, tmp_path: Path) -> None:
-    with open_store(url) as store:
-        fill(store)
-        with store.writing() as session:  # somebody's transaction is open
-            session.execute(text("UPDATE models SET name = 'renamed'"))
-            backup(url, tmp_path / "saved.backup")
+def test_a_backup_is_one_moment_of_a_database_in_use(filled_url: str, tmp_path: Path) -> None:
+    with open_store(filled_url) as store, store.writing() as session:  # somebody's transaction is open
+        session.execute(text("UPDATE models SET name = 'renamed'"))
+        backup(filled_url, tmp_path / "saved.backup")
     restore(f"sqlite:///{tmp_path / 'restored.db'}", tmp_path / "saved.backup")
     content(f"sqlite:///{tmp_path / 'restored.db'}")
 
 
-def test_a_backup_replaces_no_file_unasked(url: str, saved: Path) -> None:
+def test_a_backup_replaces_no_file_unasked(filled_url: str, saved: Path) -> None:
     before = saved.read_bytes()
     with pytest.raises(InputError, match="the file exists"):
-        backup(url, saved)
+        backup(filled_url, saved)
     assert saved.read_bytes() == before
-    backup(url, saved, overwrite=True)
+    backup(filled_url, saved, overwrite=True)
     for bad in (saved.parent / "no" / "folder", saved.parent):
         with pytest.raises(InputError, match=r"a file that can be written|the file exists"):
-            backup(url, bad, overwrite=True)
+            backup(filled_url, bad, overwrite=True)
 
 
-def test_what_is_not_there_has_no_backup(url: str, tmp_path: Path) -> None:
+def test_what_is_not_there_has_no_backup(empty_url: str, tmp_path: Path) -> None:
     with pytest.raises(StoreError):
-        backup(url, tmp_path / "b")
+        backup(empty_url, tmp_path / "b")
     assert not (tmp_path / "b").exists()
 
 
 def test_a_database_that_holds_something_is_replaced_only_when_asked(target: str, small: Path) -> None:
-    with open_store(target) as store:
-        fill(store)
+    fill(target)
     before = content(target)
     with pytest.raises(StoreConflictError, match=r"is not empty; --overwrite replaces"):
         restore(target, small)
@@ -231,17 +231,15 @@ def test_half_a_backup_changes_nothing(small: Path, damage: Callable[[Path], Non
     assert not target.exists()
 
 
-def test_a_restore_that_fails_midway_changes_nothing(url: str, small: Path) -> None:
-    with open_store(url) as store:
-        fill(store)
-    before = content(url)
+def test_a_restore_that_fails_midway_changes_nothing(filled_url: str, small: Path) -> None:
+    before = content(filled_url)
     engine = build_engine(locate(f"sqlite:///{small}"), read_only=False)
     with engine.begin() as connection:  # whole as a file, but a moment in it cannot be read
         connection.exec_driver_sql("UPDATE models SET stored_at = 'yesterday'")
     engine.dispose()
     with pytest.raises(InputError, match="the backup holds what cannot be read"):
-        restore(url, small, overwrite=True)
-    assert content(url) == before
+        restore(filled_url, small, overwrite=True)
+    assert content(filled_url) == before
 
 
 def test_a_newer_backup_or_database_is_left_alone(target: str, small: Path) -> None:

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from databases import Databases
 from fleet_records import fleet_tuning
 from schemas import NextRelease, make_database
 from sqlalchemy import MetaData, inspect, select
@@ -91,10 +92,9 @@ def assert_fleet_is_read(store: SqlStore) -> None:
 
 
 @pytest.fixture
-def old(url: str) -> str:
+def old(kind: str, databases: Databases, tmp_path: Path) -> str:
     """A database as the code before the baseline left it."""
-    make_database(url)
-    return url
+    return databases.filled(kind, tmp_path, make_database)
 
 
 def test_a_database_of_before_the_baseline_opens_without_a_step(old: str) -> None:
@@ -124,9 +124,9 @@ def test_a_database_of_before_the_baseline_opens_without_a_step(old: str) -> Non
     assert check(old).sound
 
 
-def test_its_tables_are_those_that_the_baseline_makes(old: str, other: str) -> None:
-    open_store(other).close()
-    assert shape(old) == shape(other)
+def test_its_tables_are_those_that_the_baseline_makes(old: str, empty_url: str) -> None:
+    open_store(empty_url).close()
+    assert shape(old) == shape(empty_url)
 
 
 @pytest.mark.parametrize("revision", ["0001", "0006"])
@@ -170,15 +170,15 @@ def test_a_revision_that_fails_midway_changes_nothing(old: str, tmp_path: Path) 
 
 
 def test_the_next_release_backs_up_an_older_database_as_it_is_and_migrates_what_it_restores(
-    old: str, other: str, tmp_path: Path
+    old: str, empty_url: str, tmp_path: Path
 ) -> None:
     told = NextRelease(tmp_path / "next").run(
         "saved = Path(argv[2])\n"
         "print(backup(argv[1], saved).schema, restore(argv[3], saved).schema, check(argv[3]).problems)",
-        old, tmp_path / "saved", other,
+        old, tmp_path / "saved", empty_url,
     )  # fmt: skip
     assert told == "0007 0008 ()"
-    assert content(other)["tunings"] == [row | {"note": "none"} for row in content(old)["tunings"]]
+    assert content(empty_url)["tunings"] == [row | {"note": "none"} for row in content(old)["tunings"]]
     restored = f"sqlite:///{tmp_path / 'restored.db'}"
     assert restore(restored, tmp_path / "saved").schema == HEAD  # as does ours
     with open_store(restored) as store:

@@ -2,67 +2,71 @@
 
 from __future__ import annotations
 
-import os
 import signal
 import sqlite3
 import threading
+from multiprocessing.connection import Connection
 from pathlib import Path
 
-from processes import READY, TOGETHER, run_together, start
-from sqlalchemy import Connection, event
+from processes import CONTEXT, Begin, run_together
+from sqlalchemy import Connection as SqlConnection
+from sqlalchemy import event
 from store_records import CLUSTER, FAILURE, FINGERPRINT, MODEL, step_reading, trial, tuning
 
 from autotune.errors import StoreConflictError
 from autotune.specs import TrialState
 from storage import SqlStore, open_store
 from storage.care.maintenance import check, stats
-
-OPEN_FRESH = TOGETHER + READY + "open_store(url).put_model(MODEL)\n"
-FINISH = (
-    TOGETHER
-    + "from autotune.errors import StoreConflictError\nstore = open_store(url)\n"
-    + READY
-    + """
-try:
-    store.finish_trial("tuning-1-0", reading=step_reading(float(sys.argv[2])), failure=None, outcome_gpu_s=10.0,
-                       setup_s=0.0, fingerprint_key=FINGERPRINT.key)
-    print("won")
-except StoreConflictError:
-    print("lost")
-"""
-)
-HALF_A_TRANSACTION = (
-    TOGETHER
-    + """
+from storage.tunings.rows import tuning_values
 from storage.tunings.tables import TuningRow
-store = open_store(url)
-with store.writing() as session:
-    session.get_one(TuningRow, "tuning-1").gpu_s_spent = 1e9
-    from storage.tunings.rows import tuning_row
-    # More than SQLite's page cache, so that pages of the open transaction reach the log before the end.
-    for number in range(400):
-        session.add(tuning_row(tuning(f"half-{number}", message="m" * 50_000)))
-    session.flush()
-    """
-    + READY
-)
 
 
-def test_processes_that_open_a_fresh_database_at_once_all_succeed(url: str) -> None:
-    run_together(OPEN_FRESH, url, 4)
-    with open_store(url, read_only=True) as store:
+def open_fresh(url: str, number: int, begin: Begin) -> None:
+    begin()
+    with open_store(url) as store:
+        store.put_model(MODEL)
+
+
+def finish(url: str, number: int, begin: Begin) -> bool:
+    """Whether this one finished the trial."""
+    with open_store(url) as store:
+        begin()
+        try:
+            store.finish_trial(
+                "tuning-1-0", reading=step_reading(float(number)), failure=None, outcome_gpu_s=10.0, setup_s=0.0,
+                fingerprint_key=FINGERPRINT.key,
+            )  # fmt: skip
+        except StoreConflictError:
+            return False
+    return True
+
+
+def half_a_transaction(url: str, ready: Connection) -> None:
+    with open_store(url) as store, store.writing() as session:
+        session.get_one(TuningRow, "tuning-1").gpu_s_spent = 1e9
+        # More than SQLite's page cache, so that pages of the open transaction reach the log before the end.
+        for number in range(400):
+            session.add(TuningRow(**tuning_values(tuning(f"half-{number}", message="m" * 50_000))))
+        session.flush()
+        ready.send("ready")
+        signal.pause()
+
+
+def test_processes_that_open_a_fresh_database_at_once_all_succeed(empty_url: str) -> None:
+    run_together(open_fresh, empty_url, 4)
+    with open_store(empty_url, read_only=True) as store:
         assert list(store.models()) == [MODEL]
-    assert check(url).sound
+    assert check(empty_url).sound
 
 
 def test_of_two_processes_that_finish_a_trial_exactly_one_wins(store: SqlStore, url: str) -> None:
     store.create_tuning(tuning())
     store.put_fingerprint(FINGERPRINT)
     store.start_trial(trial(0))
-    ends = run_together(FINISH, url, 2)
-    assert sorted(ends) == ["lost", "won"]
+    ends = run_together(finish, url, 2)
+    assert sorted(ends) == [False, True]
     (ended,) = store.trials("tuning-1")
-    assert ended.reading == step_reading(1.0 + ends.index("won"))
+    assert ended.reading == step_reading(1.0 + ends.index(True))
     assert store.tuning("tuning-1").gpu_s_spent == 10.0
 
 
@@ -117,10 +121,14 @@ def test_one_owner_takes_a_tuning(store: SqlStore) -> None:
 
 def test_kill_9_in_mid_transaction_leaves_the_state_before_it(store: SqlStore, url: str) -> None:
     store.create_tuning(tuning())
-    process = start(HALF_A_TRANSACTION, url)
-    os.kill(process.pid, signal.SIGKILL)
-    process.communicate(timeout=60)
-    assert process.returncode == -signal.SIGKILL
+    ours, theirs = CONTEXT.Pipe()
+    process = CONTEXT.Process(target=half_a_transaction, args=(url, theirs))
+    process.start()
+    theirs.close()
+    assert ours.recv() == "ready"
+    process.kill()
+    process.join(timeout=60)
+    assert process.exitcode == -signal.SIGKILL
     with open_store(url) as after:
         assert list(after.tunings()) == [tuning()]
         after.put_cluster(CLUSTER)
@@ -136,7 +144,7 @@ def test_trials_are_read_as_one_moment_left_them(store: SqlStore, url: str) -> N
 
     with open_store(url) as other, store.reading() as session:
 
-        def end(_connection: Connection, _cursor: object, statement: str, *_rest: object) -> None:
+        def end(_connection: SqlConnection, _cursor: object, statement: str, *_rest: object) -> None:
             if "FROM tuning_trials" in statement and not sent:
                 sent.append(statement)
                 other.finish_trial(

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+import os
+import pwd
 import shutil
 import sqlite3
-import subprocess
-import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -16,57 +16,32 @@ import pytest
 from alembic.autogenerate import compare_metadata
 from alembic.migration import MigrationContext
 from alembic.script import ScriptDirectory
+from processes import run_apart
 from services import PASSWORD, PostgresServer
 from sqlalchemy import Engine, text
 from store_records import CLUSTER, MODEL
 
 from autotune.errors import StoreError, StoreNewerError, StoreReadOnlyError
 from storage import SqlStore, open_store
+from storage.care.backup import backup
 from storage.care.maintenance import check, migrate, stats
 from storage.database.engine import build_engine, locate
 from storage.database.schema import HEAD, MIGRATIONS, REVISIONS, VERSION_TABLE
 from storage.tunings.tables import Base
 
-TESTS = Path(__file__).parents[1]
 
-
-# Opens a database before it gives its rights up, to have imported all that it needs. To root nothing is read-only.
-AS_NOBODY = """
-import os, pwd, sys, tempfile
-from pathlib import Path
-from autotune.errors import StoreError
-from storage import open_store
-from storage.care.backup import backup
-from store_records import MODEL
-def copy(url):
-    with tempfile.TemporaryDirectory() as directory:
-        return backup(url, Path(directory) / "copy").rows["models"]
-with tempfile.TemporaryDirectory() as directory:
-    open_store(f"sqlite:///{directory}/a.db").close()
-    copy(f"sqlite:///{directory}/a.db")
-if os.geteuid() == 0:
-    nobody = pwd.getpwnam("nobody")
-    os.setgroups([])
-    os.setresgid(*[nobody.pw_gid] * 3)
-    os.setresuid(*[nobody.pw_uid] * 3)
-try:
-    with open_store(sys.argv[2], read_only=sys.argv[1] != "write") as store:
-        if sys.argv[1] == "write":
-            store.put_model(MODEL)
-        elif sys.argv[1] == "backup":
-            print(copy(sys.argv[2]), "of ", end="")
-        print([model.name for model in store.models()])
-except StoreError as error:
-    print(f"{type(error).__name__}: {error}")
-"""
-
-
-@pytest.fixture
-def engine(url: str) -> Iterator[Engine]:
-    """An engine of our own kind over the empty database."""
+@contextmanager
+def engine_of(url: str) -> Iterator[Engine]:
+    """An engine of our own kind over a database."""
     made = build_engine(locate(url), read_only=False)
     yield made
     made.dispose()
+
+
+@pytest.fixture
+def empty(empty_url: str) -> Iterator[Engine]:
+    with engine_of(empty_url) as engine:
+        yield engine
 
 
 def execute(engine: Engine, *statements: str) -> None:
@@ -89,32 +64,32 @@ def test_the_baseline_makes_exactly_the_tables_of_the_code(store: SqlStore) -> N
         assert compare_metadata(context, Base.metadata) == []
 
 
-def test_opening_again_changes_nothing(url: str) -> None:
-    assert migrate(url).found is None
-    assert migrate(url).found == HEAD
+def test_opening_again_changes_nothing(empty_url: str) -> None:
+    assert migrate(empty_url).found is None
+    assert migrate(empty_url).found == HEAD
 
 
 @pytest.mark.parametrize("read_only", [False, True])
-def test_a_newer_schema_is_left_alone(url: str, engine: Engine, read_only: bool) -> None:
-    open_store(url).close()
-    execute(engine, f"UPDATE {VERSION_TABLE} SET version_num = '9999'")
-    with pytest.raises(StoreNewerError, match=r"'9999'.*upgrade autotune"):
-        open_store(url, read_only=read_only)
-    with engine.connect() as connection:
-        assert connection.execute(text(f"SELECT version_num FROM {VERSION_TABLE}")).scalar() == "9999"
+def test_a_newer_schema_is_left_alone(url: str, read_only: bool) -> None:
+    with engine_of(url) as engine:
+        execute(engine, f"UPDATE {VERSION_TABLE} SET version_num = '9999'")
+        with pytest.raises(StoreNewerError, match=r"'9999'.*upgrade autotune"):
+            open_store(url, read_only=read_only)
+        with engine.connect() as connection:
+            assert connection.execute(text(f"SELECT version_num FROM {VERSION_TABLE}")).scalar() == "9999"
 
 
-def test_reading_needs_our_schema_and_makes_nothing(url: str, engine: Engine) -> None:
-    if engine.dialect.name == "sqlite":
+def test_reading_needs_our_schema_and_makes_nothing(empty_url: str, empty: Engine) -> None:
+    if empty.dialect.name == "sqlite":
         with pytest.raises(StoreError, match="no such file"):
-            open_store(url, read_only=True)
-        assert not locate(url).path.exists()
-    execute(engine, "CREATE TABLE others (id INTEGER)")
+            open_store(empty_url, read_only=True)
+        assert not locate(empty_url).path.exists()
+    execute(empty, "CREATE TABLE others (id INTEGER)")
     with pytest.raises(StoreError, match="nothing of autotune"):
-        open_store(url, read_only=True)
-    execute(engine, f"CREATE TABLE {VERSION_TABLE} (version_num VARCHAR(32))")
+        open_store(empty_url, read_only=True)
+    execute(empty, f"CREATE TABLE {VERSION_TABLE} (version_num VARCHAR(32))")
     with pytest.raises(StoreError, match="nothing of autotune"):
-        open_store(url, read_only=True)
+        open_store(empty_url, read_only=True)
 
 
 def test_a_read_only_store_writes_nothing(url: str) -> None:
@@ -130,14 +105,14 @@ def test_a_read_only_store_writes_nothing(url: str) -> None:
         assert [each.name for each in path.parent.iterdir()] == [path.name]
 
 
-def test_a_foreign_table_of_our_name_stops_the_migration_whole(url: str, engine: Engine) -> None:
-    execute(engine, "CREATE TABLE tunings (id INTEGER)")
+def test_a_foreign_table_of_our_name_stops_the_migration_whole(empty_url: str, empty: Engine) -> None:
+    execute(empty, "CREATE TABLE tunings (id INTEGER)")
     with pytest.raises(StoreError, match=r"tunings.* already exists"):
-        open_store(url)
+        open_store(empty_url)
     with pytest.raises(StoreError, match="nothing of autotune"):
-        open_store(url, read_only=True)
-    with engine.connect() as connection:
-        assert not engine.dialect.has_table(connection, "models")
+        open_store(empty_url, read_only=True)
+    with empty.connect() as connection:
+        assert not empty.dialect.has_table(connection, "models")
 
 
 @contextmanager
@@ -150,22 +125,22 @@ def studies(url: str) -> Iterator[optuna.storages.RDBStorage]:
 
 
 @pytest.mark.parametrize("ours_first", [True, False])
-def test_optunas_tables_do_no_harm_in_the_same_database(url: str, ours_first: bool) -> None:
+def test_optunas_tables_do_no_harm_in_the_same_database(empty_url: str, ours_first: bool) -> None:
     optuna.logging.set_verbosity(optuna.logging.WARNING)
-    study_url = locate(url).url.render_as_string(hide_password=False)
+    study_url = locate(empty_url).url.render_as_string(hide_password=False)
     if ours_first:
-        open_store(url).close()
+        open_store(empty_url).close()
     with studies(study_url) as storage:
         study = optuna.create_study(storage=storage, study_name="tuning-1", direction="maximize")
         trial = study.ask()
         trial.suggest_int("tp", 1, 8)
         study.tell(trial, 2.5)
-    with open_store(url) as store:
+    with open_store(empty_url) as store:
         store.put_model(MODEL)
     with studies(study_url) as storage:
         assert optuna.load_study(study_name="tuning-1", storage=storage).best_value == 2.5
-    assert check(url).sound
-    assert stats(url).rows["models"] == 1
+    assert check(empty_url).sound
+    assert stats(empty_url).rows["models"] == 1
 
 
 @pytest.mark.parametrize(
@@ -242,16 +217,41 @@ def test_a_postgres_server_that_only_reads(postgres: PostgresServer) -> None:
         open_store(postgres.url(empty))
 
 
-def as_nobody(work: str, path: Path) -> str:
-    """The answer of a process that permissions hold for."""
-    command = [sys.executable, "-c", AS_NOBODY, work, f"sqlite:///{path}"]
-    done = subprocess.run(command, cwd=TESTS, capture_output=True, text=True, timeout=200, check=True)
-    return done.stdout.strip()
+def as_nobody(work: Callable[[str], str], path: Path) -> str:
+    """What work on a database comes to in a process that permissions hold for: to root nothing is read-only."""
+    return run_apart(do_as_nobody, work, f"sqlite:///{path}")
 
 
-def write_model(path: Path) -> None:
-    with open_store(f"sqlite:///{path}") as store:
+def do_as_nobody(work: Callable[[str], str], url: str) -> str:
+    with tempfile.TemporaryDirectory() as directory:  # to have imported all that it needs
+        trial = f"sqlite:///{directory}/a.db"
+        write(trial)
+        copy(trial)
+    if os.geteuid() == 0:
+        nobody = pwd.getpwnam("nobody")
+        os.setgroups([])
+        os.setresgid(*[nobody.pw_gid] * 3)
+        os.setresuid(*[nobody.pw_uid] * 3)
+    try:
+        return work(url)
+    except StoreError as error:
+        return f"{type(error).__name__}: {error}"
+
+
+def write(url: str) -> str:
+    with open_store(url) as store:
         store.put_model(MODEL)
+    return "written"
+
+
+def read(url: str) -> str:
+    with open_store(url, read_only=True) as store:
+        return str([model.name for model in store.models()])
+
+
+def copy(url: str) -> str:
+    with tempfile.TemporaryDirectory() as directory:
+        return f"{backup(url, Path(directory) / 'copy').rows['models']} of {read(url)}"
 
 
 @pytest.fixture
@@ -269,27 +269,27 @@ def test_a_read_only_file_can_be_read_and_says_that_it_cannot_be_written(
     shelf: Path, directory_mode: int, file_mode: int
 ) -> None:
     path = shelf / "autotune.db"
-    write_model(path)
+    write(f"sqlite:///{path}")
     before = path.read_bytes()
     path.chmod(file_mode)
     shelf.chmod(directory_mode)
-    refusal = as_nobody("write", path)
+    refusal = as_nobody(write, path)
     assert refusal.startswith("StoreReadOnlyError"), refusal
     assert f"{path} cannot be written" in refusal
-    assert as_nobody("read", path) == "['tiny']"
-    assert as_nobody("backup", path) == "1 of ['tiny']"
+    assert as_nobody(read, path) == "['tiny']"
+    assert as_nobody(copy, path) == "1 of ['tiny']"
     assert path.read_bytes() == before
 
 
 def test_a_read_only_directory_without_a_database(shelf: Path) -> None:
     shelf.chmod(0o555)
-    refusal = as_nobody("write", shelf / "new.db")
+    refusal = as_nobody(write, shelf / "new.db")
     assert refusal.startswith("StoreReadOnlyError"), refusal
 
 
 def test_a_file_that_may_not_be_read(shelf: Path) -> None:
     path = shelf / "autotune.db"
-    write_model(path)
+    write(f"sqlite:///{path}")
     path.chmod(0)
-    for work in ("read", "write"):
+    for work in (read, write):
         assert as_nobody(work, path) == f"StoreError: {path} cannot be opened: no access"

@@ -6,16 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 from crew import Crew
-from services import PostgresServer, RedisServer, postgres_binaries, postgres_server, redis_server
-
-
-@pytest.fixture(scope="session")
-def postgres() -> Iterator[PostgresServer]:
-    binaries = postgres_binaries()
-    if binaries is None:
-        pytest.skip("PostgreSQL's server is not installed")
-    with postgres_server(binaries) as server:
-        yield server
+from services import PostgresServer, RedisServer, redis_server
 
 
 @pytest.fixture(scope="session")

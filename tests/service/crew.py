@@ -42,13 +42,15 @@ from autotune.wiring import open_fleet, open_queue, open_store
 Answer = TypeVar("Answer")
 
 AMPLE_S = 120.0  # what a busy machine may need; never waited for where all is well
-PATIENCE = ("--patience", "20")
+PATIENCE = ("--patience", "30")
 RANK_MEMORY_BYTES = 512 << 20
 POOL = "box"
 MAX_TRIALS = 3
 QUICK = CollectiveRequest(op=CollectiveOp.ALL_REDUCE, group_size=2, sizes_bytes=(1 << 16,))
+# A node that died is noticed after that, and a message that was lost sent again after a third of it.
+LEASE_S = 8.0
 # Takes some seconds, so that something can happen meanwhile.
-LONG = CollectiveRequest(op=CollectiveOp.ALL_REDUCE, group_size=2, sizes_bytes=(1 << 16,), iterations=5_000)
+LONG = CollectiveRequest(op=CollectiveOp.ALL_REDUCE, group_size=2, sizes_bytes=(1 << 16,), iterations=2_000)
 
 
 def pool_cluster(nodes: int = 2, name: str = POOL) -> ClusterSpec:
@@ -139,6 +141,7 @@ class Crew:
             "AUTOTUNE_DB": postgres.url(self.database),
             "AUTOTUNE_BROKER": broker.url,
             "AUTOTUNE_LOG_DIR": str(folder / "ranks"),
+            "AUTOTUNE_LEASE_S": f"{LEASE_S:g}",
             "OMP_NUM_THREADS": "1",
         }
         self.settings = read_settings(self.environment)

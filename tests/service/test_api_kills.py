@@ -49,6 +49,7 @@ def asked(client: Client, seed: int, key: str) -> str:
     return str(client.submit(smallest(), pool_cluster(), workload=workload, seed=seed, idempotency_key=key)["tuning"])
 
 
+@pytest.mark.slow
 def test_a_stream_goes_on_over_killed_servers(api: KilledApi) -> None:
     heard: list[TuningEvent] = []
     with Client(api.url) as client:
@@ -67,6 +68,7 @@ def test_a_stream_goes_on_over_killed_servers(api: KilledApi) -> None:
     assert heard[-1].data["state"] == TuningState.CANCELLED
 
 
+@pytest.mark.slow
 def test_submissions_to_killed_servers_are_stored_once(api: KilledApi) -> None:
     answers: dict[str, str] = {}
 

@@ -74,25 +74,29 @@ def exhaustive(box: Box, tuned: dict[str, Any]) -> dict[Plan, float]:
     return found
 
 
+def test_a_box_comes_up_and_tunes_and_its_nodes_are_free_again(box: Box) -> None:
+    data = ended(box, submit(box, DATA_PARALLEL, budget={"max_trials": 1}, seed=7))
+    assert Plan.from_data(data["best"]["plan"]).dp == 2 * RANKS
+    wait_for(lambda: not box.ask("/jobs")["jobs"], "the end of all jobs")
+    assert [(node["name"], node["job"]) for node in box.ask("/nodes")["nodes"]] == [("node0", None), ("node1", None)]
+
+
+@pytest.mark.slow
 def test_the_winner_keeps_tensor_parallelism_inside_a_node(tuned: dict[str, Any]) -> None:
     assert Plan.from_data(tuned["best"]["plan"]).tp <= RANKS
     assert {trial["state"] for trial in tuned["trials"]} <= {"complete", "pruned"}
 
 
+@pytest.mark.slow
 def test_the_winner_is_as_good_as_the_best_of_all(tuned: dict[str, Any], exhaustive: dict[Plan, float]) -> None:
     assert {(plan.tp, plan.pp) for plan in exhaustive} == {(2, 1), (2, 2), (4, 1)}
     assert exhaustive[Plan.from_data(tuned["best"]["plan"])] >= 0.9 * max(exhaustive.values())
 
 
+@pytest.mark.slow
 def test_tensor_parallelism_across_the_link_loses(exhaustive: dict[Plan, float]) -> None:
     across = max(speed for plan, speed in exhaustive.items() if plan.tp > RANKS)
     assert across < max(speed for plan, speed in exhaustive.items() if plan.tp <= RANKS)
-
-
-def test_nodes_are_free_when_nothing_runs(box: Box, tuned: dict[str, Any]) -> None:
-    assert tuned["best"] is not None
-    wait_for(lambda: not box.ask("/jobs")["jobs"], "the end of all jobs")
-    assert [(node["name"], node["job"]) for node in box.ask("/nodes")["nodes"]] == [("node0", None), ("node1", None)]
 
 
 @pytest.fixture
@@ -116,6 +120,7 @@ def least_t_comm_s(box: Box, seed: int) -> float:
     return min(times_s)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("slow")
 def test_t_comm_across_the_link_is_what_its_rate_allows(box: Box) -> None:
     model = preset("tiny")
@@ -133,6 +138,7 @@ def test_t_comm_across_the_link_is_what_its_rate_allows(box: Box) -> None:
     assert least_s == pytest.approx(expected_s, rel=TOLERANCE)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("slow")
 def test_a_link_that_goes_down_in_mid_collective_costs_time_only(box: Box) -> None:
     tuning = submit(box, DATA_PARALLEL, seed=1, budget={"max_trials": 1})

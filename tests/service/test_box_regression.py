@@ -22,7 +22,7 @@ MODEL = ModelSpec(
 WORKLOAD = Workload(seq_len=16, global_batch=256, dtype=DType.FP32)
 SLOW_STEP_S = 1.0  # said of a step that takes a tenth of that: few of them are then timed at once
 
-pytestmark = [pytest.mark.netns, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.netns, pytest.mark.slow, pytest.mark.timeout(600)]
 
 
 @pytest.fixture(scope="module")

@@ -21,6 +21,7 @@ WANTS = {"ben": 2, "cleo": 2, "dora": 1}
 A_MOMENT, A_LITTLE_GPU_S = timedelta(seconds=1), 2.0
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(600)
 def test_users_who_fight_for_the_same_nodes_take_turns(crew: Crew) -> None:
     with closing(open_fleet(crew.store, open_queue(crew.settings))) as fleet:

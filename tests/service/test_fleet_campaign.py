@@ -10,10 +10,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from databases import Databases
 from fleet_world import SPACE, World, pool_cluster
 
-from autotune.fleet import advance
 from autotune.fleet.service import FleetService
+from autotune.settings import FleetTimes
 from autotune.specs import (
     Budget,
     JobPurpose,
@@ -29,8 +30,8 @@ BUDGET = Budget(max_trials=4)
 
 
 @pytest.fixture
-def store(tmp_path: Path) -> Iterator[SqlStore]:
-    with open_store(f"sqlite:///{tmp_path / 'fleet.db'}") as opened:
+def store(databases: Databases, tmp_path: Path) -> Iterator[SqlStore]:
+    with open_store(databases.ours("sqlite", tmp_path)) as opened:
         yield opened
 
 
@@ -168,8 +169,8 @@ def test_sweeps_do_not_double_what_waits_for_tuners(world: World, monkeypatch: p
     assert world.mail.backlog() == 5
 
 
-def test_when_every_message_is_lost_the_sweep_carries_all(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("autotune.fleet.sweeping.UNSENT_AFTER_S", 0.0)
+def test_when_every_message_is_lost_the_sweep_carries_all(store: SqlStore) -> None:
+    world = World(store, pool_cluster(nodes=2, gpus_per_node=1), times=FleetTimes(unsent_after_s=0.0))
     world.join("a", "b")
     lost = Counter[str]()
     swept = False
@@ -249,7 +250,7 @@ class MortalWorld(World):
         store = MortalStore(self.store, self.dies_at if self.mortal else 10**9, self.after)
         self.dies_at += 1
         with suppress(KilledError):
-            FleetService(store, self.mail, self.merge).advance(str(ids[0]))  # type: ignore[arg-type]
+            FleetService(store, self.mail, self.merge, self.times).advance(str(ids[0]))  # type: ignore[arg-type]
         if len(store.called) < store.dies_at:
             self.dies_at = 1
         else:
@@ -258,7 +259,8 @@ class MortalWorld(World):
 
 def mortal_world(store: SqlStore, **options: Any) -> tuple[MortalWorld, str]:
     """A world of one gang, with a small tuning that was asked for and brought to its end."""
-    world = MortalWorld(store, pool_cluster(nodes=2, gpus_per_node=1), **options)
+    times = FleetTimes(claim_s=0.0)  # a dead one's claim would have to run out
+    world = MortalWorld(store, pool_cluster(nodes=2, gpus_per_node=1), times=times, **options)
     world.join("a", "b")
     space = SPACE.model_copy(update={"micro_batch": (1,), "pp": (1,)})
     tuning_id = world.submit(2, budget=Budget(max_trials=3), space=space)
@@ -267,10 +269,7 @@ def mortal_world(store: SqlStore, **options: Any) -> tuple[MortalWorld, str]:
 
 
 @pytest.mark.parametrize("after", [False, True], ids=["before", "after"])
-def test_a_tuner_that_dies_at_any_call_loses_and_doubles_nothing(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, after: bool
-) -> None:
-    monkeypatch.setattr(advance, "CLAIM_S", 0.0)  # the dead one's claim would have to run out
+def test_a_tuner_that_dies_at_any_call_loses_and_doubles_nothing(tmp_path: Path, *, after: bool) -> None:
     with open_store(f"sqlite:///{tmp_path / 'calm.db'}") as store:
         calm, tuning_id = mortal_world(store, mortal=False)
         expected = finished(assert_done(calm, tuning_id))

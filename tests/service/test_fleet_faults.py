@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 import pytest
+from databases import Databases
 from fleet_world import MODEL, SPACE, WORKLOAD, World, pool_cluster
 from sqlalchemy import select
 
@@ -17,6 +18,7 @@ from autotune.errors import InputError, StoreConflictError, UnknownNameError
 from autotune.fleet.health import health_requests
 from autotune.fleet.local import LocalFleet, cancel_here
 from autotune.fleet.service import submission_of
+from autotune.settings import FleetTimes
 from autotune.specs import (
     Budget,
     ClusterSpec,
@@ -42,8 +44,8 @@ REQUEST = CollectiveRequest(op=CollectiveOp.ALL_REDUCE, group_size=2, sizes_byte
 
 
 @pytest.fixture
-def store(tmp_path: Path) -> Iterator[SqlStore]:
-    with open_store(f"sqlite:///{tmp_path / 'fleet.db'}") as opened:
+def store(databases: Databases, tmp_path: Path) -> Iterator[SqlStore]:
+    with open_store(databases.ours("sqlite", tmp_path)) as opened:
         yield opened
 
 
@@ -244,10 +246,10 @@ def test_a_node_that_is_taken_out_by_hand_waits_for_a_hand(world: World) -> None
 
 
 def test_a_node_that_does_not_answer_is_lost_and_its_job_done_elsewhere(
-    world: World, monkeypatch: pytest.MonkeyPatch
+    store: SqlStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("autotune.fleet.scheduling.START_LEASE_S", 0.0)
-    monkeypatch.setattr("autotune.fleet.sweeping.UNSENT_AFTER_S", 3600.0)
+    world = World(store, pool_cluster(nodes=2, gpus_per_node=2), times=FleetTimes(unsent_after_s=3600.0))
     world.join("a", "b")
     act = world.act
     world.act = lambda kind, *ids: None if ids[0] == "a" else act(kind, *ids)  # type: ignore[method-assign]

@@ -11,7 +11,7 @@ import pytest
 from crew import Crew
 from truth import assert_truthful
 
-pytestmark = pytest.mark.netns  # mounts need root, as namespaces do
+pytestmark = [pytest.mark.netns, pytest.mark.slow]  # mounts need root, as namespaces do
 
 
 @pytest.fixture

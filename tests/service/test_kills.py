@@ -10,6 +10,7 @@ from supervisor import Supervisor
 KILLS = 8
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(900)
 def test_kills_at_random_moments_leave_only_the_truth(crew: Crew) -> None:
     supervisor = Supervisor(crew)

@@ -71,7 +71,8 @@ def test_new_tunings_of_a_moment_are_one_message_which_a_tuner_splits(
     assert queue.backlog() == 1
     with open_store(f"sqlite:///{tmp_path / 'fleet.db'}") as store:
         fleet = open_fleet(store, queue)
-        handlers = TunerHandlers(fleet, open_regression(read_settings({}), store, queue, fleet))
+        regression = open_regression(read_settings({}), store, queue, fleet)
+        handlers = TunerHandlers(fleet, regression, sweep_every_s=5.0)
         handlers.advance("one", "two", "three")
     assert messages(own_broker, TUNER_QUEUE)[1:] == [["one"], ["two"], ["three"]]
 

@@ -7,6 +7,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
 from crew import LONG, QUICK, Crew, assert_gone, wait_for
 
 from autotune.errors import InputError
@@ -41,6 +42,7 @@ def test_a_killed_worker_leaves_no_process(crew: Crew) -> None:
     assert_retried(crew, job)
 
 
+@pytest.mark.slow
 def test_a_gang_that_is_lost_as_a_whole_is_tried_again_and_nobody_is_blamed(crew: Crew) -> None:
     job = crew.wait_measuring(crew.create_job(2, LONG))
     for name in ("a", "b"):
@@ -62,7 +64,8 @@ def test_a_worker_that_is_told_to_end_gives_its_job_up_and_is_not_blamed(crew: C
 
 
 def test_a_stopped_rank_is_a_hang_of_its_node(crew: Crew) -> None:
-    job = crew.wait_measuring(crew.create_job(2, LONG, deadline_s=20.0))
+    assert crew.wait_ended(crew.create_job(2, QUICK)).failure is None  # starts the ranks, which takes its time
+    job = crew.wait_measuring(crew.create_job(2, LONG, deadline_s=8.0))
     (rank,) = crew.part["b"].ranks
     rank.send_signal(signal.SIGSTOP)
     ended = crew.wait_ended(job)
@@ -72,6 +75,7 @@ def test_a_stopped_rank_is_a_hang_of_its_node(crew: Crew) -> None:
     assert_gone([rank])
 
 
+@pytest.mark.slow
 def test_a_hung_worker_that_was_replaced_ends_when_it_comes_back(crew: Crew) -> None:
     old = crew.part["a"]
     family = old.family
@@ -91,6 +95,7 @@ def test_a_hung_worker_that_was_replaced_ends_when_it_comes_back(crew: Crew) -> 
     assert_gone(family)
 
 
+@pytest.mark.slow
 def test_a_worker_whose_child_hangs_ends_if_it_was_replaced(crew: Crew) -> None:
     old = crew.start_node("c", "127.0.0.3", IMPATIENT)
     crew.wait_ready(old)
@@ -118,8 +123,10 @@ def test_a_worker_whose_watch_is_stuck_starts_itself_again(tmp_path: Path) -> No
         if mark.exists():
             sys.exit("the second start")
         mark.touch()
-        workers.watchdog._QUIET_S, workers.watchdog._STUCK_LOOK_S = -1.0, 0.01
-        workers.watchdog.Watch(Heartbeat(), threading.Event().wait, lambda: True, patience_s=60.0).start()
+        workers.watchdog._STUCK_LOOK_S = 0.01
+        workers.watchdog.Watchdog(
+            Heartbeat(), threading.Event().wait, lambda: True, patience_s=60.0, quiet_after_s=-1.0
+        ).start()
         time.sleep(60)
     """
     ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False)
@@ -133,7 +140,7 @@ def test_a_worker_whose_child_hangs_starts_itself_again(crew: Crew) -> None:
     for child in worker.children:
         child.send_signal(signal.SIGSTOP)
     stuck = worker.children
-    wait_for("a new start", lambda: worker.log.count(" ready.") == 2)
+    wait_for("a new start", lambda: worker.log.count(" ready.") >= 2)
     assert worker.process.poll() is None
     assert_gone(stuck)
     assert worker.end() == 0

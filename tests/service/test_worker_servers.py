@@ -64,6 +64,7 @@ def test_a_broker_that_is_away_at_the_start_is_waited_for(crew: Crew) -> None:
     assert crew.wait_ended(crew.create_job(2, QUICK)).failure is None
 
 
+@pytest.mark.slow
 def test_a_node_whose_clock_is_wrong_works(crew: Crew, tmp_path: Path) -> None:
     (tmp_path / "sitecustomize.py").write_text(WRONG_CLOCK)
     crew.part["b"].end()

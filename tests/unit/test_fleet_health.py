@@ -9,6 +9,7 @@ from fleet_world import DEVICE, pool_cluster
 
 from autotune.fleet.health import back_off_s, following, health_job, health_requests, slowness
 from autotune.fleet.sweeping import is_canary_due
+from autotune.settings import FleetTimes
 from autotune.specs import CollectiveRequest, LayerRequest, Node
 
 NOW = datetime(2026, 11, 29, 12, tzinfo=UTC)
@@ -69,4 +70,4 @@ def test_each_failed_check_doubles_the_time_to_the_next() -> None:
     ("age_s", "due"), [(0, False), (30, False), (31, True), (60, True), (61, True), (66, False), (91, True)]
 )
 def test_a_silent_node_is_asked_at_every_sweep_and_a_lost_one_now_and_then(age_s: float, *, due: bool) -> None:
-    assert is_canary_due(node(age_s), NOW) is due
+    assert is_canary_due(node(age_s), NOW, FleetTimes().sweep_every_s) is due

@@ -21,6 +21,7 @@ from autotune.cli.tune_view import TuneView
 from autotune.errors import InputError, ProberError, StoreConflictError
 from autotune.fleet.advance import process_owner
 from autotune.fleet.local import LocalFleet, cancel_here
+from autotune.settings import FleetTimes
 from autotune.specs import (
     Budget,
     ClusterSpec,
@@ -83,11 +84,17 @@ def store(url: str) -> Iterator[SqlStore]:
         yield opened
 
 
-def fleet_of(store: SqlStore, ranks: Ranks, seen: list[tuple[ProbeRequest, str]] | None = None) -> LocalFleet:
+def fleet_of(
+    store: SqlStore,
+    ranks: Ranks,
+    seen: list[tuple[ProbeRequest, str]] | None = None,
+    times: FleetTimes = FleetTimes(),
+) -> LocalFleet:
     world = World(store=store, cluster=CLUSTER)
     return LocalFleet(
         store, CLUSTER, lambda: ranks, merge=world.merge, share_of=lambda job, node: (job.world_id, job.warm),
         on_progress=lambda request, progress: seen.append((request, progress.phase)) if seen is not None else None,
+        times=times,
     )  # fmt: skip
 
 
@@ -198,15 +205,15 @@ def test_a_fleet_in_the_same_store_sees_nothing_of_it(store: SqlStore) -> None:
     assert store.tuning(ended.id) == ended
 
 
-def test_a_lease_that_ran_out_costs_a_local_job_nothing(store: SqlStore, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("autotune.fleet.node.LEASE_S", -1.0)
+def test_a_lease_that_ran_out_costs_a_local_job_nothing(store: SqlStore) -> None:
     box = World(store=store, cluster=pool_cluster())
     box.join("a")
 
     def sweep(request: ProbeRequest) -> None:
         box.service.sweep()
 
-    ended = run(store, asked(store), Ranks(meanwhile=sweep))
+    with closing(fleet_of(store, Ranks(meanwhile=sweep), times=FleetTimes(lease_s=-1.0))) as fleet:
+        ended = fleet.run(asked(store).id)
     assert ended.state is TuningState.DONE
     assert {trial.state for trial in store.trials(ended.id)} == {TrialState.COMPLETE}
 

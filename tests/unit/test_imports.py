@@ -26,7 +26,7 @@ ALLOWED: dict[str, set[str]] = {
     "knowledge": BASE | {"cost", "search", "ports"},
     "imports": BASE | {"catalog", "cost", "search", "ports", "backtest"},
     "tuning": BASE | {"cost", "export", "search", "ports", "explain", "imports", "knowledge"},
-    "fleet": BASE | {"search", "ports", "tuning"},
+    "fleet": BASE | {"settings", "search", "ports", "tuning"},
     "regression": BASE | {"cost", "settings", "search", "ports", "knowledge", "tuning", "fleet"},
     "queue": BASE | {"settings"},
     "client": BASE | {"settings"},

@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from autotune.settings import database_file, read_settings
+from autotune.errors import InputError
+from autotune.settings import FleetTimes, database_file, read_settings
 
 HOME = Path.home()
 
@@ -30,6 +31,20 @@ def test_settings(environ: dict[str, str], url: str, log_dir: Path | None) -> No
     settings = read_settings(environ)
     assert settings.database_url == url
     assert log_dir is None or settings.log_dir == log_dir
+
+
+def test_the_times_of_a_fleet_follow_its_lease() -> None:
+    usual, short = read_settings({}).times, read_settings({"AUTOTUNE_LEASE_S": "3"}).times
+    assert (usual.lease_s, usual.renew_every_s, usual.claim_s, usual.sweep_every_s) == (15.0, 1.0, 30.0, 5.0)
+    assert short == FleetTimes(
+        lease_s=3.0, renew_every_s=0.2, claim_s=6.0, sweep_every_s=1.0, unsent_after_s=1.0, quiet_after_s=1.0
+    )
+
+
+@pytest.mark.parametrize("wrong", ["0.9", "31", "nan", "soon"])
+def test_a_lease_that_makes_no_sense_is_refused(wrong: str) -> None:
+    with pytest.raises(InputError, match=f"AUTOTUNE_LEASE_S.*{wrong}.*1 to 30 seconds"):
+        read_settings({"AUTOTUNE_LEASE_S": wrong})
 
 
 def test_the_file_of_a_database() -> None:

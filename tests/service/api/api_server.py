@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import socket
 import threading
 from collections.abc import Iterator
@@ -9,7 +10,9 @@ from contextlib import closing, contextmanager
 from typing import Any, Protocol
 
 import httpx
+import pytest
 import uvicorn
+from databases import KINDS
 from fastapi import FastAPI
 
 from autotune.fleet.keys import create_key
@@ -17,6 +20,9 @@ from autotune.ports.fleet import FleetStore
 from autotune.specs import Role
 
 TIMEOUT_S = 60.0
+ON_BOTH = pytest.mark.parametrize("url", KINDS, indirect=True)
+"""For tests that ask for much of what the API asks of a store. What both kinds answer the contract tests compare."""
+
 TINY: dict[str, Any] = {"model": "tiny", "cluster": "pair", "workload": {"seq_len": 64, "global_batch": 16}}
 """A request that fits on the pool of the tests."""
 
@@ -55,11 +61,19 @@ class StartApi(Protocol):
     def __call__(self, **options: Any) -> Api: ...
 
 
+class Server(uvicorn.Server):
+    """Ends at once: uvicorn's own looks every 0.1 s whether it is to."""
+
+    async def main_loop(self) -> None:
+        while not await self.on_tick(0):
+            await asyncio.sleep(0.005)
+
+
 @contextmanager
 def serving(app: FastAPI, store: FleetStore) -> Iterator[Api]:
     """Serves an app by uvicorn in a thread, on a free port."""
     listener = socket.create_server(("127.0.0.1", 0))
-    server = uvicorn.Server(uvicorn.Config(app, log_config=None, timeout_graceful_shutdown=1))
+    server = Server(uvicorn.Config(app, log_config=None, timeout_graceful_shutdown=1))
     thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]})
     thread.start()
     try:

@@ -1,4 +1,4 @@
-"""The real API on a real socket, over a database and a broker of its own; every test runs on SQLite and PostgreSQL."""
+"""The real API on a real socket, over an empty database: PostgreSQL, and for some tests SQLite as well."""
 
 from __future__ import annotations
 
@@ -8,8 +8,9 @@ from pathlib import Path
 
 import pytest
 from api_server import Api, StartApi, serving
+from databases import Databases
 from fleet_records import CLUSTER, pair
-from services import PostgresServer, RedisServer
+from services import RedisServer
 
 from autotune.api.application import create_app
 from autotune.settings import Settings
@@ -17,13 +18,10 @@ from autotune.wiring import open_fleet, open_queue, open_store
 from storage import SqlStore
 
 
-@pytest.fixture(params=["sqlite", "postgresql"])
-def url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
-    """An empty database of its own."""
-    if request.param == "sqlite":
-        return f"sqlite:///{tmp_path / 'autotune.db'}"
-    server: PostgresServer = request.getfixturevalue("postgres")
-    return server.url(server.create_database())
+@pytest.fixture
+def url(request: pytest.FixtureRequest, databases: Databases, tmp_path: Path) -> str:
+    """A database without rows. `api_server.ON_BOTH` makes it one of each kind."""
+    return databases.ours(getattr(request, "param", "postgresql"), tmp_path)
 
 
 @pytest.fixture

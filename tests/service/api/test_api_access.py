@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from datetime import UTC, datetime, timedelta
 
-from api_server import Api, StartApi, assert_problem
+from api_server import ON_BOTH, Api, StartApi, assert_problem
 from fastapi.routing import APIRoute
 
 from autotune.api.access import ROLES
@@ -37,6 +37,7 @@ def refused_keys(api: Api) -> list[str]:
     return ["wrong", "expired", "revoked"]
 
 
+@ON_BOTH
 def test_every_route_asks_for_its_role(api: Api) -> None:
     secrets = refused_keys(api)
     for route in ROUTES:

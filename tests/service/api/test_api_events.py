@@ -9,7 +9,7 @@ from contextlib import contextmanager
 
 import httpx
 import pytest
-from api_server import TIMEOUT_S, TINY, Api, assert_problem
+from api_server import ON_BOTH, TIMEOUT_S, TINY, Api, assert_problem
 from fleet_records import live_tuning
 
 from autotune.api import events as stream
@@ -56,6 +56,7 @@ def test_a_stream_tells_what_happens_and_ends_with_the_tuning(api: Api) -> None:
     assert [event.data["state"] for event in rest] == ["cancelled"]
 
 
+@ON_BOTH
 def test_a_broken_stream_goes_on_where_it_broke(api: Api) -> None:
     first = live_tuning(api.store)
     for number in range(5):

@@ -8,7 +8,7 @@ from concurrent.futures import FIRST_COMPLETED, ThreadPoolExecutor, wait
 
 import httpx
 import pytest
-from api_server import TINY, Api, StartApi, assert_problem
+from api_server import ON_BOTH, TINY, Api, StartApi, assert_problem
 from sqlalchemy import create_engine, text
 
 from autotune.api.server import MAX_BODY_BYTES
@@ -81,6 +81,7 @@ def test_what_nobody_foresaw_is_logged_and_not_told(start_api: StartApi, caplog:
     assert "SELECT secret FROM vault" in caplog.text
 
 
+@ON_BOTH
 def test_a_broken_database_is_told_without_its_place(start_api: StartApi, url: str) -> None:
     api = start_api()
     headers = api.headers(Role.READ)

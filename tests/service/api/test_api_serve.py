@@ -16,7 +16,7 @@ from pathlib import Path
 import anyio
 import httpx
 import pytest
-from api_server import TIMEOUT_S, TINY, Api, StartApi, assert_problem, serving
+from api_server import ON_BOTH, TIMEOUT_S, TINY, Api, StartApi, assert_problem, serving
 from commands import Command
 from crew import autotune as command_line
 from crew import wait_for
@@ -75,6 +75,7 @@ def served(
         process.stderr.close()  # type: ignore[union-attr]
 
 
+@ON_BOTH
 def test_a_server_is_used_with_a_key_of_the_command_line(
     store: SqlStore, url: str, broker: RedisServer, autotune: Command
 ) -> None:
@@ -96,6 +97,7 @@ def test_a_server_is_used_with_a_key_of_the_command_line(
         assert process.wait(TIMEOUT_S) in {0, -signal.SIGTERM}
 
 
+@ON_BOTH
 def test_a_killed_server_loses_nothing_that_it_answered(store: SqlStore, url: str, broker: RedisServer) -> None:
     with served(url, broker) as (process, address), httpx.Client(base_url=address, verify=False) as client:
         made = [client.post("/tunings", json=TINY | {"seed": seed}).json()["tuning"] for seed in range(3)]
@@ -137,6 +139,7 @@ def test_what_is_this_machine(host: str, is_ours: bool) -> None:
     assert is_loopback(host) is is_ours
 
 
+@ON_BOTH
 def test_keys_are_made_listed_and_revoked(url: str, autotune: Command) -> None:
     autotune("db", "migrate", "--db", url)
     made = autotune("keys", "create", "ann", "--db", url, "--json").data
@@ -226,6 +229,7 @@ def test_a_database_that_does_not_answer_is_not_asked_more_often() -> None:
     assert len(asked) <= 1 + asked[-1] - asked[0]
 
 
+@ON_BOTH
 def test_metrics_count_what_there_is(api: Api, store: SqlStore) -> None:
     store.submit_tuning(fleet_tuning(), sharing_key="x")
     granted(store, job("job-1"))
@@ -264,6 +268,7 @@ def test_an_admin_takes_a_node_out_and_lets_it_in(api: Api) -> None:
     assert_problem(api.request("POST", "/nodes/zz/release"), 404, "not-found", "zz")
 
 
+@ON_BOTH
 def test_jobs_are_an_admins(api: Api, store: SqlStore) -> None:
     granted(store, job("job-1"))
     store.create_job(job("job-2"))
@@ -280,6 +285,7 @@ def test_jobs_are_an_admins(api: Api, store: SqlStore) -> None:
     assert rows["a"]["job"] == "job-1"
 
 
+@ON_BOTH
 def test_measurements_come_with_where_they_are_from(api: Api, store: SqlStore) -> None:
     live_tuning(store)
     origin = {"tuning_id": "tuning-1", "cluster": CLUSTER, "fingerprint_key": FINGERPRINT.key}

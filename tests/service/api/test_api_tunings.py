@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from api_server import TINY, Api, StartApi, assert_problem
+from api_server import ON_BOTH, TINY, Api, StartApi, assert_problem
 from commands import Command
 from fleet_records import fleet_tuning, live_tuning
 from store_records import FAILURE, FINGERPRINT, MODEL, step_reading, trial, tuning
@@ -49,6 +49,7 @@ def test_a_whole_number_may_have_a_point(api: Api) -> None:
     assert submitted(api, nodes=1.0, seed=5.0, budget={"max_trials": 3.0, "gpu_s": 60}).request.seed == 5
 
 
+@ON_BOTH
 def test_equal_requests_share_one_tuning(api: Api) -> None:
     first, second = submitted(api), submitted(api, Role.ADMIN)
     assert (first.created, second.created) == (True, False)
@@ -75,6 +76,7 @@ def test_a_request_too_large_to_be_kept_is_judged_like_others(api: Api) -> None:
     assert_problem(api.request("POST", "/tunings", Role.SUBMIT, json=wrong), 422, "illegal-plan", "space.tp")
 
 
+@ON_BOTH
 def test_an_idempotency_key_makes_one_tuning(api: Api) -> None:
     headers = {"Idempotency-Key": "once"}
     first = api.request("POST", "/tunings", json=TINY, headers=headers)
@@ -139,6 +141,7 @@ def test_a_request_that_takes_minutes_to_judge_is_refused(api: Api) -> None:
     assert_problem(api.request("POST", "/tunings", json=TINY | {"model": model}), 422, "input", "layers", "9999", "500")
 
 
+@ON_BOTH
 def test_lists_come_in_pages(api: Api) -> None:
     made = [submitted(api, seed=seed).tuning for seed in range(5)]
     path, seen = "/tunings?limit=2&state=queued", []
@@ -205,6 +208,7 @@ def test_what_has_ended_cannot_be_cancelled(api: Api) -> None:
     assert_problem(api.request("DELETE", "/tunings/beef"), 404, "not-found", "beef")
 
 
+@ON_BOTH
 def test_trials_come_in_pages(api: Api, store: SqlStore) -> None:
     measured(store)
     first = TrialPage.from_data(api.request("GET", "/tunings/tuning-1/trials?limit=2").json())
@@ -243,6 +247,7 @@ def test_the_best_plan_of_a_question(api: Api, store: SqlStore) -> None:
     assert_problem(api.request("GET", "/best?tuning=tuning-1&for=jax"), 422, "input", "jax", "megatron")
 
 
+@ON_BOTH
 def test_what_a_tuning_found_is_known_and_near_to_other_questions(api: Api, store: SqlStore) -> None:
     measured(store)
     store.put_model(fleet_tuning().model.model_copy(update={"name": "mine"}))

@@ -16,7 +16,7 @@ from fleet_records import fleet_tuning, live_tuning
 from store_records import CLUSTER, FINGERPRINT, MODEL, step_reading, trial
 
 from autotune.client import Client
-from autotune.client.streams import server_sent
+from autotune.client.client import server_sent
 from autotune.errors import AccessError, InputError, NothingFitsError, ServerError, StoreConflictError
 from autotune.knowledge.recording import remember
 from autotune.specs import Budget, EventKind, Plan, Role, Space, TuningEvent, TuningState
