@@ -228,10 +228,16 @@ class LocalFleet:
             store=self._store,
             fleet=FleetService(self._store, self.queue, self.merge),
             ranks=_Told(self._ranks, self._on_progress),
-            share_of=self._share_of,
+            share_of=self._share,
             heartbeat=_Alive(),
             times=self._times,
         )
+
+    def _share(self, job: Job, node: str) -> Any:
+        """The whole world. Ranks that died since their last job are started anew: no other node waits for them."""
+        assert self._ranks is not None
+        lives = self._ranks.world_id == job.world_id
+        return self._share_of(job if lives else job.model_copy(update={"warm": False}), node)
 
     def _advance(self, campaign: Campaign) -> None:
         if campaign.advance():

@@ -140,6 +140,20 @@ def test_ranks_stay_warm_from_the_fingerprint_on(store: SqlStore) -> None:
     assert set(ranks.shares) == {("first", True)}
 
 
+def test_ranks_that_died_between_two_jobs_are_started_anew(store: SqlStore) -> None:
+    ranks = Ranks()
+
+    def die(request: ProbeRequest) -> None:
+        if isinstance(request, StepRequest):
+            ranks.world_id = ""
+
+    ranks.meanwhile = die
+    ended = run(store, asked(store), ranks)
+    steps = [share for share, request in zip(ranks.shares, ranks.asked, strict=True) if isinstance(request, StepRequest)]
+    assert steps == [("first", True), *[("first", False)] * 3]
+    assert {trial.state for trial in store.trials(ended.id)} == {TrialState.COMPLETE}
+
+
 def test_progress_is_told_while_a_probe_runs(store: SqlStore) -> None:
     seen: list[tuple[ProbeRequest, str]] = []
     ranks, tuning = Ranks(), asked(store)
