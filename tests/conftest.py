@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 from commands import Command, Done
+from hypothesis import HealthCheck, settings
 
 if TYPE_CHECKING:
     from databases import Databases
@@ -24,6 +25,10 @@ if TYPE_CHECKING:
 
 SHARED = Path(__file__).resolve().parents[2] / "shared"
 MAY_SKIP_IN_CI = ("gpu", "shared")
+
+# How long an example takes says how busy the machine is.
+settings.register_profile("unhurried", settings.default, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("unhurried")
 
 
 @cache

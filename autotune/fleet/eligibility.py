@@ -70,8 +70,7 @@ def why_waiting(job: Job, nodes: Sequence[Node], leased: Mapping[str, str], now:
     parts = [f"{needed}: {len(able) - len(busy)} free"]
     if busy:
         parts.append(f"{len(busy)} busy ({_listed(busy)})")
-    parts += [f"node {name} {text}" for name, text in _grouped(obstacles)]
-    return "; ".join(parts)
+    return "; ".join([*parts, *_told(obstacles)])
 
 
 def too_few(pool: str, needed: int, nodes: Sequence[Node], obstacles: Mapping[str, str]) -> str:
@@ -85,18 +84,17 @@ def too_few(pool: str, needed: int, nodes: Sequence[Node], obstacles: Mapping[st
     """
     ready = sum(not obstacles[node.name] for node in nodes)
     text = f"waiting for nodes: pool {pool} has {ready} of the {_counted(needed, 'node')} that this needs ready"
-    why = [f"node {name} {text}" for name, text in _grouped(obstacles)]
-    return "; ".join([text, *why]) if nodes else f"{text}; none has registered"
+    return "; ".join([text, *_told(obstacles)]) if nodes else f"{text}; none has registered"
 
 
 MAX_LISTED = 8
 
 
-def _grouped(obstacles: Mapping[str, str]) -> list[tuple[str, str]]:
+def _told(obstacles: Mapping[str, str]) -> list[str]:
     """The nodes with an obstacle; of many only the first, and how many more there are."""
-    found = [(name, text) for name, text in sorted(obstacles.items()) if text]
+    found = [f"node {name} {text}" for name, text in sorted(obstacles.items()) if text]
     more = len(found) - MAX_LISTED
-    return found[:MAX_LISTED] + ([(f"and {more} more", "have something too")] if more > 0 else [])
+    return found[:MAX_LISTED] + ([f"and {more} more"] if more > 0 else [])
 
 
 def _listed(names: Sequence[str]) -> str:

@@ -130,3 +130,37 @@ def test_repeats_widen_the_interval_by_students_factor() -> None:
     wild = ranking([*told, Observation(plan=Plan(), tokens_per_s_per_gpu=10.0)])
     assert wild[0].interval[0] > 0.0
     assert ranking(told[:1])[0].interval == pytest.approx((999.0, 1001.0), rel=1e-5)
+
+
+def apart(standard_errors: float, plans: int = 2) -> list[int]:
+    """Plans whose three speeds deviate by 1 %; the second is so many standard errors behind; tp of those undecided."""
+    behind = [0.0, standard_errors * 0.01 * (2 / 3) ** 0.5, *[0.09] * (plans - 2)]
+    ranking_ = [ranked(i + 1, *(100.0 * np.exp(-d + np.array([-0.01, 0.0, 0.01])))) for i, d in enumerate(behind)]
+    return [item.plan.tp for item in undecided(sorted(ranking_, key=lambda item: -item.tokens_per_s_per_gpu))]
+
+
+def test_each_look_may_err_by_two_per_cent_shared_among_the_challengers() -> None:
+    """Student's t with 4 degrees of freedom is 3.747 at 1 % on each side, and 4.604 at half of that for two of them."""
+    assert (apart(3.74), apart(3.76)) == ([2], [])
+    assert (apart(4.60, plans=3), apart(4.61, plans=3)) == ([2], [])
+
+
+def test_contenders_are_within_a_tenth_of_the_fastest_and_three_at_most() -> None:
+    found = contenders([ranked(tp, speed) for tp, speed in ((1, 100.0), (2, 90.0), (3, 89.9))])
+    assert [item.plan.tp for item in found] == [1, 2]
+    assert len(contenders([ranked(tp, 100.0) for tp in range(1, 6)])) == 3
+    assert contenders([]) == ()
+
+
+@pytest.mark.parametrize(
+    ("behind", "peak", "best"),
+    [(0.0195, 0.98, 2), (0.0205, 0.98, 1), (0.01, 0.9899, 2), (0.01, 0.9901, 1)],
+)
+def test_memory_decides_between_ties_within_two_per_cent_of_speed(behind: float, peak: float, best: int) -> None:
+    """If a peak is lower by a hundredth at least."""
+    noisy = [ranked(1, 900.0, 1000.0, 1100.0), ranked(2, *((1.0 - behind) * np.array([900.0, 1000.0, 1100.0])))]
+    noisy[1] = ranked(2, *noisy[1].speeds, peak_bytes=peak * GIB)
+    found = decide(noisy)
+    assert found.best.plan.tp == best
+    assert [item.plan.tp for item in found.tied] == [3 - best]
+    assert bool(found.reason) is (best == 2)

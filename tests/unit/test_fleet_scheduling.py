@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from autotune.fleet.eligibility import why_waiting
+from autotune.fleet.eligibility import common_environment, obstacle, too_few, why_waiting
 from autotune.fleet.scheduling import Grant, choose
 from autotune.specs import (
     ClusterSpec,
@@ -244,3 +244,36 @@ def test_why_a_job_waits_is_told_node_by_node() -> None:
         "node d quarantined: two failures; node e lost: no heartbeat for over 60 s"
     )
     assert why_waiting(job("1"), [], {}, NOW) == "needs 1 node of pool blue, and no node of it has registered"
+
+
+def test_of_many_nodes_the_first_eight_are_named() -> None:
+    names = "abcdefghij"
+    busy = why_waiting(job("1"), [node(name) for name in names], dict.fromkeys(names, "x"), NOW)
+    assert busy == "needs 1 node of pool blue: 0 free; 10 busy (a, b, c, d, e, f, g, h and 2 more)"
+    few = why_waiting(job("1"), [node(name) for name in names[:8]], dict.fromkeys(names, "x"), NOW)
+    assert few == "needs 1 node of pool blue: 0 free; 8 busy (a, b, c, d, e, f, g, h)"
+    ended = [node(name, session="") for name in names]
+    text = too_few("blue", 2, ended, {each.name: "its worker has ended" for each in ended})
+    start = "waiting for nodes: pool blue has 0 of the 2 nodes that this needs ready; node a its worker has ended; "
+    assert text.startswith(start)
+    assert text.endswith("; node h its worker has ended; and 2 more")
+    assert too_few("blue", 1, [node("a")], {"a": ""}) == (
+        "waiting for nodes: pool blue has 1 of the 1 node that this needs ready"
+    )
+    assert too_few("blue", 2, [], {}).endswith("the 2 nodes that this needs ready; none has registered")
+    eight = too_few("blue", 2, ended[:8], {each.name: "its worker has ended" for each in ended[:8]})
+    assert eight.endswith("; node h its worker has ended")
+
+
+def test_the_environment_that_most_nodes_have_is_the_pools() -> None:
+    nodes = [node("a", environment_key="x"), node("b", environment_key="y"), node("c", environment_key="y")]
+    assert common_environment(nodes) == "y"
+    assert common_environment(nodes[:2]) == "x"  # of as many the first by name
+    assert common_environment([]) == ""
+
+
+def test_a_heartbeat_may_be_a_minute_old() -> None:
+    for age_s, text in ((60.0, ""), (60.1, "lost: no heartbeat for over 60 s")):
+        assert obstacle(node("a", heartbeat_at=NOW - timedelta(seconds=age_s)), NOW, 4) == text
+    assert obstacle(node("a", slots=3), NOW, 4) == "came up with 3 of 4 devices"
+    assert obstacle(node("a", state=NodeState.QUARANTINED), NOW, 4) == "quarantined"

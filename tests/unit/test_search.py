@@ -21,6 +21,7 @@ from autotune.search.core import Search
 from autotune.search.peaks import Peaks, peaks
 from autotune.search.physics import PARAMETERS
 from autotune.search.posterior import Observation, Posterior, TransferObservation, calibrated
+from autotune.search.ranking import observation
 from autotune.search.residual import Learning
 from autotune.search.sampler import alternative, distributions
 from autotune.search.study import Asked, PlanStudy
@@ -478,3 +479,12 @@ def test_trials_go_on_from_where_lessons_led() -> None:
     assert moved["all"] == pytest.approx(0.18 + 0.0315 / 0.062525 * 0.32, rel=1e-5)
     assert moved["compute"] == pytest.approx(0.028125 / 0.062525 * 0.32, rel=1e-5)
     assert moved["exchange"] == moved["host"] == moved["gradients"] == 0.0
+
+
+def test_what_a_reading_teaches_of_speed_and_of_how_sure_it_is() -> None:
+    """990 to 1010 around 1000: a hundredth on either side."""
+    found = observation(Plan(dp=8), reading(Plan(dp=8), 1000.0, peak_bytes=7, pruned=True), CLUSTER, 3.0)
+    assert found.relative_noise == pytest.approx(0.01)
+    assert (found.tokens_per_s_per_gpu, found.peak_bytes, found.pruned, found.gpu_s) == (1000.0, 7.0, True, 3.0)
+    nothing = reading(Plan(dp=8), 1.0).model_copy(update={"tokens_per_s_per_gpu": 0.0})
+    assert observation(Plan(dp=8), nothing, CLUSTER).relative_noise == 0.0
