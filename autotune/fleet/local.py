@@ -317,31 +317,26 @@ class _Told:
     def __init__(self, ranks: OwnRanks, on_progress: OnProgress) -> None:
         self._ranks, self._on_progress = ranks, on_progress
 
-    def run(
-        self,
-        share: Any,
-        request: ProbeRequest,
-        *,
-        deadline_s: float,
-        publish: Callable[[str], object],
-        order: Callable[..., MemberOrder],
-    ) -> MemberReport:
+    def run(self, share: Any, request: ProbeRequest, **how: Any) -> MemberReport:
         self._on_progress(request, ProbeProgress(phase="start"))
-        report = self._ranks.run(
-            share,
-            request,
-            deadline_s=deadline_s,
-            publish=publish,
-            order=order,
-            on_progress=lambda progress: self._on_progress(request, progress),
-        )
-        never_ready = report.failure is not None and report.setup_s >= report.wall_s
-        if never_ready or report.failure is FailureKind.UNAVAILABLE:
+        report, lost_s = self._run(share, request, how), 0.0
+        if _never_ready(report) and report.failure is not FailureKind.UNAVAILABLE:
+            lost_s = report.wall_s  # a rank may be killed while it starts: that says nothing yet
+            report = self._run(share, request, how)
+        if _never_ready(report):
             raise ProberError(report.message)
-        return report
+        return report.model_copy(update={"wall_s": report.wall_s + lost_s, "setup_s": report.setup_s + lost_s})
+
+    def _run(self, share: Any, request: ProbeRequest, how: dict[str, Any]) -> MemberReport:
+        return self._ranks.run(share, request, on_progress=lambda progress: self._on_progress(request, progress), **how)
 
     def close(self) -> None:
         self._ranks.close()
+
+
+def _never_ready(report: MemberReport) -> bool:
+    failed = report.failure is not None and report.setup_s >= report.wall_s
+    return failed or report.failure is FailureKind.UNAVAILABLE
 
 
 class _Alive:

@@ -149,7 +149,8 @@ def test_ranks_that_died_between_two_jobs_are_started_anew(store: SqlStore) -> N
 
     ranks.meanwhile = die
     ended = run(store, asked(store), ranks)
-    steps = [share for share, request in zip(ranks.shares, ranks.asked, strict=True) if isinstance(request, StepRequest)]
+    told = zip(ranks.shares, ranks.asked, strict=True)
+    steps = [share for share, request in told if isinstance(request, StepRequest)]
     assert steps == [("first", True), *[("first", False)] * 3]
     assert {trial.state for trial in store.trials(ended.id)} == {TrialState.COMPLETE}
 
@@ -305,6 +306,22 @@ def test_a_probe_that_was_cut_off_is_measured_after_all(store: SqlStore) -> None
     requests = [request for request in ranks.asked if isinstance(request, CollectiveRequest)]
     assert requests
     assert len(requests) == len(set(requests))
+
+
+def test_a_start_that_failed_is_tried_once_more(store: SqlStore) -> None:
+    """A rank may be killed while it starts: that is no word about the plan, nor about this machine."""
+    failed = MemberReport(failure=FailureKind.CRASH, message="rank 1 was killed", setup_s=2.0, wall_s=2.0)
+    starts: list[ProbeRequest] = []
+
+    def fail_the_first(request: ProbeRequest) -> MemberReport | None:
+        if isinstance(request, StepRequest):
+            starts.append(request)
+        return failed if len(starts) == 1 else None
+
+    ended = run(store, asked(store), Ranks(meanwhile=fail_the_first))
+    trials = store.trials(ended.id)
+    assert {trial.state for trial in trials} == {TrialState.COMPLETE}
+    assert (len(starts), len(trials)) == (5, 4)
 
 
 def test_nothing_to_measure_with_ends_the_run_and_not_the_tuning(store: SqlStore) -> None:
