@@ -24,7 +24,8 @@ def obstacle(node: Node, now: datetime, gpus_per_node: int) -> str:
     """
     if not node.session:
         return "its worker has ended"
-    if (now - node.heartbeat_at).total_seconds() > LOST_AFTER_S:
+    own = node.pool.startswith(LOCAL)  # it is the process that asks, however long that was stopped
+    if not own and (now - node.heartbeat_at).total_seconds() > LOST_AFTER_S:
         return f"lost: no heartbeat for over {LOST_AFTER_S:.0f} s"
     if node.slots < gpus_per_node:
         return f"came up with {node.slots} of {gpus_per_node} devices" + (f" ({node.reason})" if node.reason else "")

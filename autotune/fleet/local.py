@@ -216,7 +216,6 @@ class LocalFleet:
             if job is not None:
                 handlers.run(*job)
             else:
-                self._store.renew_node(self.pool, self.pool)  # however long the last step took
                 act()
             after()
 

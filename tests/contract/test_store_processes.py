@@ -17,7 +17,7 @@ from autotune.errors import StoreConflictError
 from autotune.specs import TrialState
 from storage import SqlStore, open_store
 from storage.care.maintenance import check, stats
-from storage.tunings.rows import tuning_row
+from storage.tunings.rows import tuning_values
 from storage.tunings.tables import TuningRow
 
 
@@ -46,7 +46,7 @@ def half_a_transaction(url: str, ready: Connection) -> None:
         session.get_one(TuningRow, "tuning-1").gpu_s_spent = 1e9
         # More than SQLite's page cache, so that pages of the open transaction reach the log before the end.
         for number in range(400):
-            session.add(tuning_row(tuning(f"half-{number}", message="m" * 50_000)))
+            session.add(TuningRow(**tuning_values(tuning(f"half-{number}", message="m" * 50_000))))
         session.flush()
         ready.send("ready")
         signal.pause()

@@ -218,6 +218,13 @@ def test_a_lease_that_ran_out_costs_a_local_job_nothing(store: SqlStore) -> None
     assert {trial.state for trial in store.trials(ended.id)} == {TrialState.COMPLETE}
 
 
+def test_a_process_that_was_stopped_for_a_while_is_not_lost(store: SqlStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ctrl-Z, a laptop's sleep or a long step: whoever asks whether this node lives is the node itself."""
+    monkeypatch.setattr("autotune.fleet.eligibility.LOST_AFTER_S", -1.0)
+    ended = run(store, asked(store), Ranks())
+    assert (ended.state, ended.message) == (TuningState.DONE, "")
+
+
 def test_failures_are_the_plans_and_none_is_tried_again(store: SqlStore) -> None:
     """With one machine there is nobody else to try it or to blame."""
     kinds = iter([FailureKind.OOM, FailureKind.HANG, FailureKind.CRASH])

@@ -32,7 +32,7 @@ def test_a_method_that_is_not_understood_says_which_are(api: Api) -> None:
 
 
 def test_head_is_get_without_the_body(api: Api) -> None:
-    for path, status in (("/nodes", 200), ("/openapi.json", 200), ("/tunings/beef", 404)):
+    for path, status in (("/models", 200), ("/openapi.json", 200), ("/tunings/beef", 404)):
         asked, told = api.request("GET", path), api.request("HEAD", path)
         assert (told.status_code, told.content, asked.status_code) == (status, b"", status)
         assert told.headers["content-length"] == asked.headers["content-length"] == str(len(asked.content))
