@@ -15,6 +15,7 @@ from autotune.errors import UnknownNameError
 from autotune.regression.fleet import PRINCIPAL, advance_after, advance_check, advance_regression, start_regression
 from autotune.regression.protocol import order_of
 from autotune.regression.selection import on_turn
+from autotune.settings import FleetTimes
 from autotune.specs import (
     BestEntry,
     CollectiveOp,
@@ -86,11 +87,16 @@ class NightWorld(World):
 
 
 @pytest.fixture
-def world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[NightWorld]:
+def times() -> FleetTimes:
+    return FleetTimes()
+
+
+@pytest.fixture
+def world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, times: FleetTimes) -> Iterator[NightWorld]:
     """A pool of three nodes, and what was once found to be best on two of them. Short first checks: all is formulas."""
     monkeypatch.setattr("autotune.regression.conclusion.BASELINE_WINDOWS", WINDOWS)
     with open_store(f"sqlite:///{tmp_path / 'a.db'}") as store:
-        found = NightWorld(store=store, cluster=CLUSTER)
+        found = NightWorld(store=store, cluster=CLUSTER, times=times)
         found.join("a", "b", "c")
         store.put_best(entry(store))
         yield found
@@ -300,8 +306,8 @@ def test_only_nodes_of_its_environment_make_it_a_checks_turn() -> None:
     assert on_turn(running, lambda each: nodes[each.id], {}) == []
 
 
-def test_what_is_not_sent_is_found_by_the_sweep(world: NightWorld, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("autotune.fleet.sweeping.UNSENT_AFTER_S", -1.0)
+@pytest.mark.parametrize("times", [FleetTimes(unsent_after_s=-1.0)])
+def test_what_is_not_sent_is_found_by_the_sweep(world: NightWorld) -> None:
     turns = cycle([True, False])
     world.mail.loses = lambda kind: kind == "run" and next(turns)
     assert verdict(world.night()) is VerdictKind.BASELINE
