@@ -8,8 +8,8 @@ Run: make mutants [SAMPLE=200] [SEED=1] [ARGS="autotune/cost --json"]     (0 as 
 3. For each the tests that reach the changed statement run, the quickest first, until one fails: the mutant is killed.
    A constant outside of functions is reached by the tests that reach a use of its name.
 
-mutmut 3 was read and not taken: it changes no constants outside of functions, no properties and no cached functions, and
-knows tests by function, not by line.
+mutmut 3 was read and not taken: it changes no constants outside of functions, no properties and no cached functions,
+and knows tests by function, not by line.
 """
 
 from __future__ import annotations
