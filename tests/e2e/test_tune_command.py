@@ -21,7 +21,9 @@ from storage import open_store
 
 SPACE = ("--tp", "1", "--pp", "1", "--micro-batch", "4,8", "--recompute", "none", "--zero-stage", "0,1,2")
 WORKLOAD = ("--model", "tiny", "--seq-len", "32", "--global-batch", "16")
-AUTOTUNE = (sys.executable, "-c", "from autotune.cli.main import main; main()")
+# Ctrl-C reaches it also where whoever started the tests has SIGINT ignored, as a shell does in the background.
+PROGRAM = "import signal as s; s.signal(s.SIGINT, s.default_int_handler); from autotune.cli.main import main; main()"
+AUTOTUNE = (sys.executable, "-c", PROGRAM)
 WITHIN_S = 120.0
 
 
