@@ -117,7 +117,7 @@ def test_everything_arrives_in_a_database_of_either_kind(filled_url: str, target
         assert store.profile(CLUSTER.key) == profile(FINGERPRINT.key, 1.5)
 
 
-def test_what_an_older_release_kept_for_optuna_stays_behind(filled_url: str, target: str, tmp_path: Path) -> None:
+def test_what_an_older_release_kept_for_optuna_stays_behind(filled_url: str, empty_url: str, tmp_path: Path) -> None:
     """Its tables may be in the database and, counted, in the backup: ours are saved and restored all the same."""
     optuna.logging.set_verbosity(optuna.logging.WARNING)
     storage = optuna.storages.RDBStorage(locate(filled_url).url.render_as_string(hide_password=False))
@@ -131,10 +131,9 @@ def test_what_an_older_release_kept_for_optuna_stays_behind(filled_url: str, tar
             f"INSERT INTO {MANIFEST} VALUES (?, 1)", [("studies",), ("trials",), ("alembic_version",)]
         )
     connection.close()
-    for _ in range(2):
+    for target in (empty_url, filled_url):  # and back to where Optuna's tables are
         assert restore(target, path, overwrite=True).rows == before
         assert content(target) == before
-        target = filled_url  # back to where Optuna's tables are
 
 
 def test_a_backup_is_one_moment_of_a_database_in_use(filled_url: str, tmp_path: Path) -> None:
@@ -162,17 +161,16 @@ def test_what_is_not_there_has_no_backup(empty_url: str, tmp_path: Path) -> None
     assert not (tmp_path / "b").exists()
 
 
-def test_a_database_that_holds_something_is_replaced_only_when_asked(target: str, small: Path) -> None:
-    fill(target)
-    before = content(target)
+def test_a_database_that_holds_something_is_replaced_only_when_asked(filled_url: str, small: Path) -> None:
+    before = content(filled_url)
     with pytest.raises(StoreConflictError, match=r"is not empty; --overwrite replaces"):
-        restore(target, small)
-    assert content(target) == before
-    restore(target, small, overwrite=True)
-    with open_store(target) as store:
+        restore(filled_url, small)
+    assert content(filled_url) == before
+    restore(filled_url, small, overwrite=True)
+    with open_store(filled_url) as store:
         assert store.models() == [MODEL]
         assert store.tunings() == []
-    assert sum(stats(target).rows.values()) == 1
+    assert sum(stats(filled_url).rows.values()) == 1
 
 
 def test_a_live_database_is_replaced_only_when_asked(target: str, small: Path) -> None:

@@ -26,6 +26,7 @@ def assert_retried(crew: Crew, job: Job) -> None:
     assert ended.failure is None, ended.message
 
 
+@pytest.mark.slow
 def test_a_killed_child_loses_its_ranks_and_the_job_is_tried_again(crew: Crew) -> None:
     job = crew.wait_measuring(crew.create_job(2, LONG))
     family = crew.part["a"].family[1:]
@@ -134,6 +135,7 @@ def test_a_worker_whose_watch_is_stuck_starts_itself_again(tmp_path: Path) -> No
     assert "in waited_s" in ended.stderr
 
 
+@pytest.mark.slow
 def test_a_worker_whose_child_hangs_starts_itself_again(crew: Crew) -> None:
     worker = crew.start_tuner(*IMPATIENT, "--name", "impatient")
     crew.wait_ready(worker)

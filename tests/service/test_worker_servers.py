@@ -54,6 +54,7 @@ def test_a_probe_outlives_a_restart_of_the_database(crew: Crew) -> None:
     assert (ended.failure, ended.attempt) == (None, 1)
 
 
+@pytest.mark.slow
 def test_a_broker_that_is_away_at_the_start_is_waited_for(crew: Crew) -> None:
     crew.broker.stop()
     tuner = crew.start_tuner()
