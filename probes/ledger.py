@@ -19,7 +19,6 @@ from torch import Tensor
 from torch.distributed.tensor import DTensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-# ----------------------------------------------------------------------------------------------------
 # TensorAccount: the bytes of all CPU tensor storages that come and go while it is open.
 #
 # Every operator's results are seen through torch's dispatcher, releases through weak references, whichever thread lets

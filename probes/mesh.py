@@ -20,7 +20,6 @@ from autotune.errors import InputError
 from autotune.specs import ModelSpec, Plan
 from probes.timing import align
 
-# ----------------------------------------------------------------------------------------------------
 # GroupSet: process groups that are created once and destroyed exactly once. Runs on ranks.
 
 

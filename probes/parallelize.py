@@ -94,7 +94,6 @@ def local_of(tensor: Tensor) -> Tensor:
     return tensor.to_local() if isinstance(tensor, DTensor) else tensor
 
 
-# ----------------------------------------------------------------------------------------------------
 # Which layers live on which stage, and torch's pipeline schedules over them.
 
 

@@ -122,7 +122,6 @@ class Replay:
         return other.ask, lambda i: other.tell(outcomes[i].plan, outcomes[i].tokens_per_s_per_gpu or None)
 
 
-# ----------------------------------------------------------------------------------------------------
 # History: what a group may learn from other groups, as transfers on where the estimate was off.
 
 

@@ -16,7 +16,6 @@ from autotune.errors import AutotuneError, IllegalPlanError, InputError
 from autotune.specs import ClusterSpec, DType, ModelSpec, Norm, Plan, Position, Recompute, Schedule, Workload
 from autotune.specs.model import MAX_LAYERS
 
-# ----------------------------------------------------------------------------------------------------
 # The model behind a row. A runs file has the dimensions; whether the MLP is gated and so on is found by counting.
 
 GPT2_VOCABULARY = 51_200

@@ -91,7 +91,6 @@ def _print_change(data: dict[str, Any], *, as_json: bool) -> None:
     output.tell(data, f"Node {data['node']} is {data['state']}{reason}", as_json=as_json)
 
 
-# ----------------------------------------------------------------------------------------------------
 # The API's keys, in this machine's database.
 
 

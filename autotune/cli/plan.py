@@ -131,7 +131,6 @@ def read_plan(inputs: Inputs, text: str, runtime: Runtime | None = None) -> Plan
     return plan
 
 
-# ----------------------------------------------------------------------------------------------------
 # The ranking, or one plan of it, with what explains it.
 
 
@@ -199,7 +198,6 @@ def _losses(found: dict[str, Any]) -> str:
     return ", ".join(f"{name} {parts[name] / found['step_time_s']:.1%}" for name in largest)
 
 
-# ----------------------------------------------------------------------------------------------------
 # --scaling: the best plan over numbers of devices.
 
 
@@ -232,7 +230,6 @@ def _print_scaling(setting: Setting, *, as_json: bool) -> None:
     console.print(curve.text[0].upper() + curve.text[1:] + ".", soft_wrap=True)
 
 
-# ----------------------------------------------------------------------------------------------------
 # --history SOURCE: the ranking once imports were learned from.
 
 
@@ -290,7 +287,6 @@ def _expected_ranking(setting: Setting, plan: Plan | None, source: str, db: str 
         )  # fmt: skip
 
 
-# ----------------------------------------------------------------------------------------------------
 # One plan by named part.
 
 

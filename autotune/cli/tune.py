@@ -162,7 +162,6 @@ def _own_command(data: dict[str, object], tuning: Tuning) -> str:
     return own_command(tuning.model, tuning.cluster, tuning.workload, Plan.from_data(best["plan"]))
 
 
-# ----------------------------------------------------------------------------------------------------
 # With a server its nodes measure; what happens is shown until it has ended.
 
 

@@ -293,7 +293,6 @@ def _segment(text: str) -> str:
     return quote(text, safe="")
 
 
-# ----------------------------------------------------------------------------------------------------
 # Problem documents (RFC 9457) as the exceptions that the library itself would raise.
 
 
@@ -335,7 +334,6 @@ def _document(response: httpx.Response) -> dict[str, Any]:
     return data if isinstance(data, dict) else {}
 
 
-# ----------------------------------------------------------------------------------------------------
 # Server-sent events (https://html.spec.whatwg.org/multipage/server-sent-events.html#event-stream-interpretation).
 
 

@@ -14,7 +14,6 @@ from autotune.cost.table import FULL, GPIPE, SELECTIVE, FloatColumn, Layouts, Ro
 from autotune.cost.work import expert_load, stored_bytes
 from autotune.specs import BytesByPart, DType, ModelSpec, Optimizer, Workload
 
-# ----------------------------------------------------------------------------------------------------
 # Bytes that a layer keeps between forward and backward, counted tensor by tensor.
 #
 # For LayerNorm, GELU and one key per query head the count is 32 bytes a token and hidden element in 16 bits, plus the

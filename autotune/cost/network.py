@@ -19,7 +19,6 @@ from autotune.cost.table import FloatColumn, distinct
 from autotune.errors import MissingMeasurementError
 from autotune.specs import ClusterSpec, CollectiveOp, Link, LinkFit, Profile
 
-# ----------------------------------------------------------------------------------------------------
 # Collectives over the links inside a node: what starting one, each step of its ring and each byte costs.
 #
 # time = start + step * steps + traffic / (rate * share * (1 - few / n)), rate the catalog's: a group of few ranks

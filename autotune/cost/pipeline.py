@@ -186,7 +186,6 @@ def idle_1f1b(
     return idle
 
 
-# ----------------------------------------------------------------------------------------------------
 # Event simulation of pipeline schedules: the step time of unequal stages, which the closed forms only approximate.
 #
 # A stage runs its work in a fixed order; a forward waits for the stage before, a backward for the stage after

@@ -11,7 +11,6 @@ from autotune.cost.table import FloatColumn
 from autotune.errors import MissingMeasurementError
 from autotune.specs import Basis, ClusterSpec, Device, DeviceKind, Profile, Workload
 
-# ----------------------------------------------------------------------------------------------------
 # How much of a device's matrix rate a product of a given shape reaches.
 #
 # time = flops / (peak * best) * (1 + depth / k) * (1 + waves / w), with w = m*n / (128 * 128 * processors) the tiles of

@@ -113,7 +113,6 @@ COLUMNS = tuple(field.name for field in fields(PlanTable))
 DEGREES = COLUMNS[:7]
 """The integer columns."""
 
-# ----------------------------------------------------------------------------------------------------
 # The distinct rank layouts of a table: a million plans share some thousand of them.
 
 LUT_LIMIT = 1 << 22
@@ -176,7 +175,6 @@ def _first_rows(code: Integers) -> tuple[IndexColumn, IndexColumn]:
     return index, first
 
 
-# ----------------------------------------------------------------------------------------------------
 # Shapes: the distinct work of one micro-batch on one rank. A million plans share some thousand of them.
 
 
@@ -232,7 +230,6 @@ def _code(columns: list[IndexColumn]) -> IndexColumn:
     return distinct(code)[1]
 
 
-# ----------------------------------------------------------------------------------------------------
 # Rows: a cache-sized piece of a plan table with the float columns that all formulas share.
 
 CHUNK_ROWS = 8192

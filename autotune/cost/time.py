@@ -18,7 +18,6 @@ from autotune.cost.table import ONE_F_ONE_B, FloatColumn, Layouts, Rows, Shapes
 from autotune.cost.work import BACKWARD_SHARE, MATMUL_PASSES, stored_bytes
 from autotune.specs import CollectiveOp, ModelSpec, SecondsByPart, Workload
 
-# ----------------------------------------------------------------------------------------------------
 # Data-parallel communication of a step: by ZeRO stage, for dense parameters and experts, and what stays exposed.
 
 

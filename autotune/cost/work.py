@@ -13,7 +13,6 @@ from autotune.cost.speeds import PLAIN, Gemm
 from autotune.cost.table import RECOMPUTES, FloatColumn
 from autotune.specs import DType, LayerPart, LayerReading, ModelSpec, Position, Workload
 
-# ----------------------------------------------------------------------------------------------------
 # Model FLOPs: what training a token needs, whatever the plan; recomputation is never counted here.
 
 FORWARD_AND_BACKWARD = 3
@@ -56,7 +55,6 @@ def full_square_flops_per_token(model: ModelSpec, seq_len: int) -> float:
     return FORWARD_AND_BACKWARD * (2.0 * matmul_parameters(model) + attention)
 
 
-# ----------------------------------------------------------------------------------------------------
 # The matrix products of a layer by shape, so that small ones are as slow as they are (cost.speeds).
 
 EXPERT_LOAD_FACTOR = 1.1
@@ -143,7 +141,6 @@ def product_flops(
     return Passes(forward, backward)
 
 
-# ----------------------------------------------------------------------------------------------------
 # What one rank computes for one micro-batch: FLOPs, bytes moved and kernels of a layer, the embedding and the head.
 #
 # The same counts are used to fit a profile (calibrate) and to apply it (estimate), so a constant factor in them is

@@ -14,7 +14,6 @@ from autotune.imports.logs import GIB, LogFile, LoggedStep, TrainingLog, Value
 from autotune.specs import ClusterSpec, Failure, FailureKind, ModelSpec, Norm, Plan, Position, Workload
 from autotune.specs.imported import ImportedRun
 
-# ----------------------------------------------------------------------------------------------------
 # From the steps of a log to one figure: warm-up dropped, the median, and its interval.
 
 WARMUP_STEPS = 5
@@ -63,7 +62,6 @@ def median_interval(times_s: Sequence[float]) -> tuple[float, float, float]:
     return middle, times[first], times[count - 1 - first]
 
 
-# ----------------------------------------------------------------------------------------------------
 # The model behind a log: the one that the user names, if the log can be of it, else the shape that the log prints.
 
 COMPARED = ("layers", "hidden", "heads", "kv_heads", "ffn", "experts", "gated", "tied")
@@ -124,7 +122,6 @@ def _printed(log: TrainingLog) -> ModelSpec:
     )
 
 
-# ----------------------------------------------------------------------------------------------------
 # Whether a log's GPUs are those of the cluster that the user names.
 
 ANY_MEMORY = 1

@@ -75,7 +75,6 @@ def read_table(path: Path, clusters: Clusters, *, model: ModelSpec | None = None
     return Imported(runs=runs, readings=readings, notes=notes)
 
 
-# ----------------------------------------------------------------------------------------------------
 # A file's identity: the digest of its content, and whether an earlier import is its beginning.
 
 

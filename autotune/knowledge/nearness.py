@@ -12,7 +12,6 @@ from autotune.ports.store import KnowledgeStore
 from autotune.specs import BestEntry, ClusterSpec, Fingerprint, ModelSpec, NearEntry, Workload
 from autotune.specs.knowledge import MEASURED
 
-# ----------------------------------------------------------------------------------------------------
 # Nearness: how far a known entry is from a question, and what differs.
 #
 # Distances are in nats of throughput: roughly the standard deviation that a figure carried over gains. An entry of the
@@ -85,7 +84,6 @@ def _near(entry: NearEntry, model_key: str, parameters: float, cluster: ClusterS
     return Near(entry=entry, distance=distance, differs=tuple(differs))
 
 
-# ----------------------------------------------------------------------------------------------------
 # Currency: whether an entry was measured in the environment that is there now, and if not, what changed since.
 
 MOMENTARY = frozenset({"hostname", "clocks"})
@@ -120,7 +118,6 @@ def changes(then: Fingerprint, now: Fingerprint) -> list[Change]:
     return [item for item in found if item.then != item.now]
 
 
-# ----------------------------------------------------------------------------------------------------
 # Two best-known entries side by side.
 
 

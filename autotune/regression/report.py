@@ -119,7 +119,6 @@ def sentence(text: str) -> str:
     return f"{text[:1].upper()}{text[1:]}."
 
 
-# ----------------------------------------------------------------------------------------------------
 # The report: verdicts, incidents, and every plan's history as a plot.
 
 

@@ -39,7 +39,6 @@ from autotune.specs import (
     Workload,
 )
 
-# ----------------------------------------------------------------------------------------------------
 # Measurement: what callers who run plans in their own framework report of one run.
 
 

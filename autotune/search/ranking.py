@@ -12,7 +12,6 @@ from scipy.special import stdtrit
 from autotune.search.posterior import Observation
 from autotune.specs import ClusterSpec, DeviceKind, Plan, StepReading, Trial, TrialState
 
-# ----------------------------------------------------------------------------------------------------
 # Ranking: measured plans, fastest first, with repeats of a plan pooled.
 
 
@@ -102,7 +101,6 @@ def _pooled(plan: Plan, items: Sequence[Observation], last: int) -> RankedPlan:
     )
 
 
-# ----------------------------------------------------------------------------------------------------
 # Comparison: which of the measured plans is the fastest, and which differences the measurements cannot decide.
 #
 # Repeats of a plan differ by more than the steps within one run do, so only repeats tell how sure a difference is. The
@@ -214,7 +212,6 @@ def decide(ranking: Sequence[RankedPlan]) -> Decision:
     return Decision(best=best, tied=tied, reason=reason)
 
 
-# ----------------------------------------------------------------------------------------------------
 # The best plan of a tuning so far, with its evidence.
 
 

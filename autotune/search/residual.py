@@ -166,7 +166,6 @@ def _constants(
     return chosen
 
 
-# ----------------------------------------------------------------------------------------------------
 # Plans as points: what makes two plans similar, for the Gaussian process that learns what the estimate misses.
 
 # Degrees enter as log2: a doubling is one unit, whatever the degree. A switch is worth this many units.
@@ -194,7 +193,6 @@ def features(table: PlanTable) -> Floats:
     return np.stack([np.asarray(column, dtype=np.float64) for column in columns], axis=1)
 
 
-# ----------------------------------------------------------------------------------------------------
 # What other tunings taught, as the prior of this one: transfers move the parameters, with more doubt than own trials.
 
 BETWEEN = 0.5
@@ -227,7 +225,6 @@ def carried_prior(slopes: Floats, residuals: Floats, noise_sd: Floats, prior: Fl
     return mean, covariance + BETWEEN**2 * prior
 
 
-# ----------------------------------------------------------------------------------------------------
 # What a search learns by: each part can be switched off, to show what it is worth (`autotune backtest --without`).
 
 

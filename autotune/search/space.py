@@ -133,7 +133,6 @@ def _expanded(table: PlanTable, options: Options) -> PlanTable:
     return PlanTable(**columns)
 
 
-# ----------------------------------------------------------------------------------------------------
 # Bounds of the space: beyond them listing every plan of a request takes minutes, whoever asks for it.
 
 MAX_LAYERS = 500
