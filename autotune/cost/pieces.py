@@ -37,9 +37,6 @@ SCORE_PASSES = 11.0
 """Passes over the s x s scores that attention in parts makes forward and backward: scale, mask, softmax and dropout
 write and read each of them in 16 bits (Korthikanti et al. 2022, section 4.1, lists the tensors)."""
 
-SHARPNESS = 4.0
-"""How abruptly the slower of host and device takes over: the norm that joins them (infinity: the maximum)."""
-
 
 AHEAD, AHEAD_POWER = 1.47, 3.4
 """Where and how abruptly a host gets ahead of its device (nanotron sweep: what memory of gathered inputs stays)."""
