@@ -2,10 +2,10 @@
 
 python -m benchmarks.outside_memory OUTSIDE.csv MODELS.md [--rows]
 
-A row is one run: its model (a preset, or one that MODELS.md defines), cluster, plan and framework, and whether it worked
-or ran out of memory. Each is estimated as somebody would ask for it who knows that framework, and nothing else of the
-run. Printed by source: how many working runs are said not to fit (P(fits) under a half), how many that ran out of
-memory are said not to, how far peaks are off, and how often a run fits where P(fits) is so and so much.
+A row is one run: its model (a preset, or one that MODELS.md defines), cluster, plan and framework, and whether it
+worked or ran out of memory. Each is estimated as somebody would ask for it who knows that framework, and nothing else
+of the run. Printed by source: how many working runs are said not to fit (P(fits) under a half), how many that ran out
+of memory are said not to, how far peaks are off, and how often a run fits where P(fits) is so and so much.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ import csv
 import json
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
@@ -129,12 +130,11 @@ def print_reliability(rows: Sequence[Judged]) -> None:
     said = np.array([p_fits(row.estimate) for row in rows])
     worked = np.array([row.worked for row in rows])
     print(f"\n{'P(fits)':>14}{'runs':>7}{'said':>8}{'fitted':>8}")
-    for low, high in zip(BINS, BINS[1:], strict=False):
+    for low, high in pairwise(BINS):
         inside = (said >= low) & (said < high)
         if inside.any():
-            print(
-                f"{low:6.2f} - {min(high, 1.0):.2f}{inside.sum():8}{said[inside].mean():8.1%}{worked[inside].mean():8.1%}"
-            )
+            figures = f"{inside.sum():8}{percent(said[inside]):>8}{percent(worked[inside]):>8}"
+            print(f"{low:6.2f} - {min(high, 1.0):.2f}{figures}")
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
