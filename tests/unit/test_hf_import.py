@@ -193,19 +193,70 @@ def test_a_key_that_is_not_known_and_names_no_shape_is_told() -> None:
 @pytest.mark.parametrize(
     ("changes", "billions"),
     [
-        ({"hidden_size": 576, "num_hidden_layers": 30, "num_attention_heads": 9, "num_key_value_heads": 3, "vocab_size": 49152,
-              "intermediate_size": 1536, "tie_word_embeddings": True, "is_llama_config": True}, 0.135),  # SmolLM2-135M
-        ({"model_type": "gpt_neox", "hidden_size": 6144, "num_hidden_layers": 44, "num_attention_heads": 64, "vocab_size": 50432,
-              "intermediate_size": 24576, "attention_probs_dropout_prob": 0}, 20.555),  # GPT-NeoX-20B
-        ({"model_type": "qwen3_moe", "hidden_size": 6144, "num_hidden_layers": 62, "num_attention_heads": 96, "head_dim": 128,
-              "num_key_value_heads": 8, "intermediate_size": 8192, "num_experts": 160, "num_experts_per_tok": 8, "vocab_size": 151936,
-              "moe_intermediate_size": 2560, "shared_expert_intermediate_size": 0, "use_qk_norm": True}, 480.155),  # Qwen3-Coder
-        ({"model_type": "kimi_k2", "architectures": ["DeepseekV3ForCausalLM"], "hidden_size": 7168, "num_hidden_layers": 61,
-              "num_attention_heads": 64, "intermediate_size": 18432, "vocab_size": 163840, "first_k_dense_replace": 1,
-              "n_routed_experts": 384, "num_experts_per_tok": 8, "moe_intermediate_size": 2048, "n_group": 1, "topk_group": 1,
-              "quantization_config": {"quant_method": "fp8"}}, 1026.408),  # Kimi-K2
+        (
+            {
+                "hidden_size": 576,
+                "num_hidden_layers": 30,
+                "num_attention_heads": 9,
+                "num_key_value_heads": 3,
+                "vocab_size": 49152,
+                "intermediate_size": 1536,
+                "tie_word_embeddings": True,
+                "is_llama_config": True,
+            },
+            0.135,
+        ),  # SmolLM2-135M
+        (
+            {
+                "model_type": "gpt_neox",
+                "hidden_size": 6144,
+                "num_hidden_layers": 44,
+                "num_attention_heads": 64,
+                "vocab_size": 50432,
+                "intermediate_size": 24576,
+                "attention_probs_dropout_prob": 0,
+            },
+            20.555,
+        ),  # GPT-NeoX-20B
+        (
+            {
+                "model_type": "qwen3_moe",
+                "hidden_size": 6144,
+                "num_hidden_layers": 62,
+                "num_attention_heads": 96,
+                "head_dim": 128,
+                "num_key_value_heads": 8,
+                "intermediate_size": 8192,
+                "num_experts": 160,
+                "num_experts_per_tok": 8,
+                "vocab_size": 151936,
+                "moe_intermediate_size": 2560,
+                "shared_expert_intermediate_size": 0,
+                "use_qk_norm": True,
+            },
+            480.155,
+        ),  # Qwen3-Coder
+        (
+            {
+                "model_type": "kimi_k2",
+                "architectures": ["DeepseekV3ForCausalLM"],
+                "hidden_size": 7168,
+                "num_hidden_layers": 61,
+                "num_attention_heads": 64,
+                "intermediate_size": 18432,
+                "vocab_size": 163840,
+                "first_k_dense_replace": 1,
+                "n_routed_experts": 384,
+                "num_experts_per_tok": 8,
+                "moe_intermediate_size": 2048,
+                "n_group": 1,
+                "topk_group": 1,
+                "quantization_config": {"quant_method": "fp8"},
+            },
+            1026.408,
+        ),  # Kimi-K2
     ],
-)  # fmt: skip
+)
 def test_a_released_config_with_harmless_keys_has_the_released_parameters(
     changes: dict[str, Any], billions: float
 ) -> None:
