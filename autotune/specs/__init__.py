@@ -41,17 +41,16 @@ from autotune.specs.measurement import (
 from autotune.specs.model import LatentAttention, ModelSpec, Norm, Position
 from autotune.specs.plan import Plan, Recompute, Schedule
 from autotune.specs.profile import ComputeFit, LinkFit, Profile
-from autotune.specs.software import Attention, FrameworkName, Software
 from autotune.specs.tuning import Budget, SamplerName, Space, Trial, TrialState, Tuning, TuningState
-from autotune.specs.workload import DType, Optimizer, Workload
+from autotune.specs.workload import Attention, DType, FrameworkName, Norms, Optimizer, Workload
 
 __all__ = [
     "ApiKey", "Attention", "Basis", "BestEntry", "Budget", "BytesByPart", "ClusterSpec", "CollectiveOp",
     "CollectiveReading", "CollectiveRequest", "ComputeFit", "DType", "Device", "DeviceKind", "Estimate", "EventKind",
     "Failure", "FailureKind", "Fingerprint", "FrameworkName", "Job", "JobMember", "JobPurpose", "JobState",
     "LatentAttention", "LayerPart", "LayerReading", "LayerRequest", "Link", "LinkFit", "MemberOrder", "MemberReport",
-    "MemberState", "ModelSpec", "NearEntry", "Node", "NodeIncident", "NodeState", "Norm", "Optimizer", "Plan",
+    "MemberState", "ModelSpec", "NearEntry", "Node", "NodeIncident", "NodeState", "Norm", "Norms", "Optimizer", "Plan",
     "Position", "ProbeOutcome", "ProbeProgress", "ProbeRequest", "Profile", "RankReading", "RankReport", "Recompute",
-    "Role", "RunnerUp", "SamplerName", "Schedule", "SecondsByPart", "Software", "Space", "Spec", "StepReading",
-    "StepRequest", "Trial", "TrialState", "Tuning", "TuningEvent", "TuningState", "Workload",
+    "Role", "RunnerUp", "SamplerName", "Schedule", "SecondsByPart", "Space", "Spec", "StepReading", "StepRequest",
+    "Trial", "TrialState", "Tuning", "TuningEvent", "TuningState", "Workload",
 ]  # fmt: skip
