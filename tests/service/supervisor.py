@@ -29,7 +29,7 @@ class Supervisor:
             "b": lambda: crew.start_node("b", "127.0.0.2"),
             "tuner": crew.start_tuner,
             "beat": crew.start_beat,
-            "api": lambda: crew.start("api", *autotune("serve", "--port", str(self._port))),
+            "api": lambda: crew.start("api", *autotune("serve", "--port", str(self._port), "--open-to-this-machine")),
         }
         self._starts = {name: starts[name] for name in names}
         self._down_since: dict[str, float] = {}
