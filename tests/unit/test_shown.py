@@ -46,7 +46,9 @@ def test_a_name_that_an_earlier_release_stored_is_read_and_printed_without_harm(
     url = f"sqlite:///{tmp_path / 'a.db'}"
     with open_store(url) as store:
         store.put_model(MODEL.model_copy(update={"name": "my\x9b2J\u202emodel"}))
-    assert "my\x9b2J\u202emodel" in [each["name"] for each in autotune("models", "--db", url, "--json").data["models"]]
+    assert "my\x9b2J\u202emodel" in [
+        each["name"] for each in autotune("models", "list", "--db", url, "--json").data["models"]
+    ]
     listed = autotune("models", "list", "--db", url).out
     assert r"my\x9b2J\u202emodel" in listed
     assert not {"\x9b", "\u202e"} & set(listed)
