@@ -90,11 +90,17 @@ def error_console() -> Console:
 def _console(*, stderr: bool) -> Console:
     from rich.console import Console, ConsoleOptions, RenderableType
     from rich.segment import Segment
+    from rich.text import Text
 
     class ShownConsole(Console):
         """Neutralises what a terminal obeys in names and messages; rich's own controls and styles are kept apart."""
 
+        def render_str(self, text: str, **how: Any) -> Text:
+            """As text of which the width is known, so that a table holds all of it."""
+            return super().render_str(shown(text), **how)
+
         def render(self, renderable: RenderableType, options: ConsoleOptions | None = None) -> Iterable[Segment]:
+            """What did not come as a string."""
             for text, style, control in super().render(renderable, options):
                 yield Segment(text if control else shown(text), style, control)
 

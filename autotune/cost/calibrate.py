@@ -65,7 +65,7 @@ def _link(
         op=op,
         group_size=size,
         stride=stride,
-        crosses_nodes=geometry(cluster.gpus_per_node, cluster.devices, size, stride).crosses_nodes,
+        crosses_nodes=geometry(cluster.domain, cluster.devices, size, stride).crosses_nodes,
         latency_s=latency_s,
         bytes_per_s=1.0 / s_per_byte,
         relative_error=error,
