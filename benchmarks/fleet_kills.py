@@ -1,8 +1,8 @@
 """Kills at random moments of tunings: ranks, workers, tuners, API, beat and servers of a fleet here. Prints JSON.
 
-Two nodes of one CPU rank each, two tuners, a beat and the API, over a PostgreSQL and a Redis of their own, started again
-by a supervisor when they end. Ends with an AssertionError if anything that is stored is not true, is lost or doubled,
-or if a process is left.
+Two nodes of one CPU rank each, two tuners, a beat and the API, started again by a supervisor when they end, over a
+PostgreSQL and a Redis of their own. Ends with an AssertionError if anything that is stored is not true, is lost or
+doubled, or if a process is left.
 """
 
 from __future__ import annotations
