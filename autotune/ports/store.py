@@ -189,10 +189,11 @@ class Store(Protocol):
 class KnowledgeStore(Store, Protocol):
     """A Store that remembers. Each method is one transaction."""
 
-    def put_best(self, entry: BestEntry) -> BestEntry:
+    def put_best(self, entry: BestEntry, *, pooled: bool = False) -> BestEntry:
         """Stores an entry. It takes the place of the current one of its model, cluster, workload, environment and
-        source if it is the same plan (measured again) or a faster one; else it is kept as history, superseded
-        at once. An entry equal to a stored one (same tuning, plan and figures) is not stored twice.
+        source if it is the same plan (measured again), a faster one, or `pooled` from all runs of the question; else
+        it is kept as history, superseded at once. An entry equal to a stored one (same tuning, plan and
+        figures) is not stored twice.
         """
 
     def best_entry(self, entry_id: int) -> BestEntry:
