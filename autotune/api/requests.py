@@ -67,7 +67,6 @@ Nodes = Annotated[int | None, Query(ge=1, le=2**31 - 1, description="So many nod
 SeqLen = Annotated[int | None, Query(ge=1, le=2**31 - 1, description="Tokens of a sequence.")]
 GlobalBatch = Annotated[int | None, Query(ge=1, le=2**31 - 1, description="Sequences a step.")]
 DTypeName = Annotated[DType | None, Query(description="Compute dtype.")]
-<<<<<<< HEAD
 Framework = Annotated[FrameworkName | None, Query(description="What trains. Default: torch, any plan.")]
 Kernels = Annotated[
     str | None,
@@ -77,10 +76,7 @@ Kernels = Annotated[
         examples=["attention=flash3,tp_overlap=true"],
     ),
 ]
-PathName = Annotated[str, Path(min_length=1, max_length=200, pattern=_TEXT, description="A name.")]
-=======
 PathName = Annotated[str, Path(min_length=1, max_length=200, pattern=PLAIN, description="A name.")]
->>>>>>> main
 PathId = Annotated[str, Path(min_length=4, max_length=64, pattern=r"^[A-Za-z0-9_-]+$", description="An id.")]
 
 
