@@ -19,7 +19,9 @@ from uuid import uuid4
 import psycopg
 import redis
 
-USER, PASSWORD = "autotune", "between-us"
+from storage.care.roles import grant_node
+
+USER, NODE_USER, PASSWORD = "autotune", "autotune_node", "between-us"
 START_S = 20.0
 SETTINGS = "-c fsync=off -c max_connections=60 -c shared_buffers=16MB"
 
@@ -31,15 +33,16 @@ class PostgresServer:
     port: int
     binaries: Path
     directory: Path
+    superuser: str
 
     def restart(self) -> None:
         """Ends it as a crash would, and waits until it answers again."""
         log = self.directory / "log"
         _run([self.binaries / "pg_ctl", "restart", "-w", "-m", "immediate", "-D", self.directory / "data", "-l", log])
 
-    def url(self, database: str = "postgres", *, password: str = PASSWORD) -> str:
-        """The URL of one of its databases."""
-        return f"postgresql://{USER}:{password}@127.0.0.1:{self.port}/{database}"
+    def url(self, database: str = "postgres", *, user: str = "", password: str = PASSWORD) -> str:
+        """The URL of one of its databases, by default as the superuser."""
+        return f"postgresql://{user or self.superuser}:{password}@127.0.0.1:{self.port}/{database}"
 
     def execute(self, statement: str, database: str = "postgres") -> None:
         """Runs one statement outside any transaction."""
@@ -52,6 +55,14 @@ class PostgresServer:
         self.execute(f"CREATE DATABASE {name} TEMPLATE {template}")
         return name
 
+    def node_url(self, database: str) -> str:
+        """The URL of a database of ours for a node worker, whose role is granted its rights there."""
+        with psycopg.connect(self.url(), autocommit=True) as connection:
+            if not connection.execute("SELECT FROM pg_roles WHERE rolname = %s", [NODE_USER]).rowcount:
+                connection.execute(f"CREATE ROLE {NODE_USER} LOGIN PASSWORD '{PASSWORD}'")
+        grant_node(self.url(database), NODE_USER)
+        return self.url(database, user=NODE_USER)
+
 
 def postgres_binaries() -> Path | None:
     """The directory of initdb and pg_ctl: on PATH, or Debian's newest; None if PostgreSQL is not installed."""
@@ -63,7 +74,7 @@ def postgres_binaries() -> Path | None:
 
 
 @contextmanager
-def postgres_server(binaries: Path) -> Iterator[PostgresServer]:
+def postgres_server(binaries: Path, superuser: str = USER) -> Iterator[PostgresServer]:
     """Starts a server on a free port with a data directory of its own; ends it and removes its data."""
     # Not below pytest's directories: those are closed to the user that the server must run as under root.
     directory = Path(tempfile.mkdtemp(prefix="autotune-postgres-"))
@@ -73,14 +84,14 @@ def postgres_server(binaries: Path) -> Iterator[PostgresServer]:
         secret.write_text(PASSWORD)
         for path in (directory, secret):
             _give_away(path)
-        options = ["-U", USER, "-A", "scram-sha-256", f"--pwfile={secret}", "-E", "UTF8", "--locale=C", "-N"]
+        options = ["-U", superuser, "-A", "scram-sha-256", f"--pwfile={secret}", "-E", "UTF8", "--locale=C", "-N"]
         _run([binaries / "initdb", "-D", data, *options])
         port = _free_port()
         settings = f"{SETTINGS} -c port={port} -c listen_addresses=127.0.0.1 -c unix_socket_directories={directory}"
         # Waits until the server answers; its output goes to a file, as the server keeps it open.
         _run([binaries / "pg_ctl", "start", "-w", "-D", data, "-o", settings, "-l", directory / "log"])
         try:
-            yield PostgresServer(port=port, binaries=binaries, directory=directory)
+            yield PostgresServer(port=port, binaries=binaries, directory=directory, superuser=superuser)
         finally:
             _run([binaries / "pg_ctl", "stop", "-w", "-m", "immediate", "-D", data])
     finally:

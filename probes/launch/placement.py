@@ -13,10 +13,10 @@ from autotune.specs import DeviceKind
 
 # What a rank is given of the launcher's environment: what Python, compilers, maths and network libraries read. Anything
 # else stays behind, and so do the addresses and passwords of the fleet, API keys and a cloud's credentials.
-_NAMES = frozenset("""
-    CC CXX HOME LANG LANGUAGE LD_LIBRARY_PATH LD_PRELOAD LIBRARY_PATH LOGNAME PATH TEMP TMP TMPDIR TZ USER VIRTUAL_ENV
-    XDG_CACHE_HOME
-""".split())  # fmt: skip
+_NAMES = {
+    "CC", "CXX", "HOME", "LANG", "LANGUAGE", "LD_LIBRARY_PATH", "LD_PRELOAD", "LIBRARY_PATH", "LOGNAME", "PATH", "TEMP",
+    "TMP", "TMPDIR", "TZ", "USER", "VIRTUAL_ENV", "XDG_CACHE_HOME",
+}  # fmt: skip
 _PREFIXES = (
     "AMD_", "CONDA_", "CUBLAS_", "CUDA_", "CUDNN_", "FI_", "GLOO_", "GOMP_", "GPU_", "HIP_", "HSA_", "IBV_", "KMP_",
     "LC_", "MALLOC_", "MIOPEN_", "MKL_", "MLX5_", "NCCL_", "NVIDIA_", "NVTE_", "NVSHMEM_", "OFI_", "OMP_", "OPENBLAS_",
