@@ -23,6 +23,7 @@ from storage.care.roles import grant_node
 
 USER, NODE_USER, PASSWORD = "autotune", "autotune_node", "between-us"
 START_S = 20.0
+BROKER_USERS = Path(__file__).resolve().parents[1] / "deploy/redis/users.sh"
 SETTINGS = "-c fsync=off -c max_connections=60 -c shared_buffers=16MB"
 
 
@@ -99,27 +100,37 @@ def postgres_server(binaries: Path, superuser: str = USER) -> Iterator[PostgresS
 
 
 class RedisServer:
-    """A running server on this machine, without a password and without persistence."""
+    """A running server on this machine without persistence.
+
+    It has the users of a deployed one, and beside them the default one, without a password, for the tests themselves.
+    """
 
     def __init__(self, directory: Path) -> None:
         self._directory = directory
         self.port = _free_port()
+        (directory / "users.acl").write_text(f"{broker_users(directory)}user default on nopass ~* &* +@all\n")
         self._process: subprocess.Popen[bytes] | None = None
         self.start()
 
     @property
     def url(self) -> str:
-        """The URL of its database 0."""
-        return f"redis://127.0.0.1:{self.port}/0"
+        """The URL of its database 0, for API, tuners and beat."""
+        return f"redis://{USER}:{PASSWORD}@127.0.0.1:{self.port}/0"
+
+    @property
+    def node_url(self) -> str:
+        """The URL for a node worker."""
+        return f"redis://{NODE_USER}:{PASSWORD}@127.0.0.1:{self.port}/0"
 
     @property
     def client(self) -> redis.Redis:
-        """A client of its database 0."""
+        """A client of its database 0 that may do everything."""
         return redis.Redis(host="127.0.0.1", port=self.port, protocol=2)
 
     def start(self) -> None:
         """Starts it, empty, and waits until it answers."""
         options = ["--port", str(self.port), "--bind", "127.0.0.1", "--save", "", "--appendonly", "no"]
+        options += ["--aclfile", str(self._directory / "users.acl")]
         command = ["redis-server", *options, "--dir", str(self._directory), "--logfile", "redis.log"]
         self._process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL)
         deadline = time.monotonic() + START_S
@@ -149,6 +160,15 @@ class RedisServer:
             self._process.kill()
             self._process.wait()
             self._process = None
+
+
+def broker_users(folder: Path) -> str:
+    """The users of a deployed Redis, but for the default one, which is off there."""
+    (folder / "password").write_text(PASSWORD)
+    files = dict.fromkeys(("BROKER_PASSWORD_FILE", "NODE_PASSWORD_FILE"), str(folder / "password"))
+    words = ["sh", BROKER_USERS]
+    printed = subprocess.run(words, env=os.environ | files, capture_output=True, text=True, check=True).stdout
+    return printed.replace("user default off\n", "")
 
 
 @contextmanager
