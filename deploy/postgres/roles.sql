@@ -2,8 +2,8 @@
 --   OWNER_PASSWORD_FILE=... NODE_PASSWORD_FILE=... psql -d postgres -f deploy/postgres/roles.sql
 -- `autotune` owns the tables, for API, tuners, beat and operators; `autotune_node` is for node workers. Neither can do
 -- anything outside this database: no files, no programs, no other roles. The image of PostgreSQL runs this file by
--- itself when its data folder is new. Afterwards, with the owner's URL: autotune db migrate && autotune db grant
--- autotune_node
+-- itself when its data folder is new. Afterwards, with the owner's URL: `autotune db migrate`, and then
+-- `autotune db grant autotune_node`.
 \set ON_ERROR_STOP on
 \set owner_password `cat "${OWNER_PASSWORD_FILE:-/run/secrets/database-owner-password}"`
 \set node_password `cat "${NODE_PASSWORD_FILE:-/run/secrets/database-node-password}"`
