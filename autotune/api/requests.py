@@ -72,7 +72,7 @@ class WorkloadRequest(Spec):
     seq_len: Count | None = None
     global_batch: Count | None = None
     dtype: DType | None = None
-    grad_dtype: DType = DType.FP32
+    grad_dtype: DType | None = None
     optimizer: Optimizer = Optimizer.ADAMW
 
 

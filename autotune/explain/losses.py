@@ -210,7 +210,7 @@ def neighbours(own: Plan, table: PlanTable, estimates: EstimateTable) -> list[in
         if len(rows):
             rows = rows[distance[rows] == distance[rows].min()]
             fitting = rows[estimates.fits[rows]]
-            weight, among = (estimates.step_time_s, fitting) if len(fitting) else (estimates.reserved_bytes, rows)
+            weight, among = (estimates.step_time_s, fitting) if len(fitting) else (estimates.needed_bytes, rows)
             found.append(int(among[np.argmin(weight[among])]))
     return list(dict.fromkeys(found))
 
@@ -220,11 +220,12 @@ def misfit(estimates: EstimateTable, row: int) -> str:
     if estimates.fits[row]:
         return ""
     found = estimates.row(row)
-    needs, has = float(estimates.reserved_bytes[row]), float(estimates.capacity_bytes)
+    needs, has = float(estimates.needed_bytes[row]), float(estimates.usable_bytes)
     parts = sorted(found.bytes.to_data().items(), key=lambda item: -item[1])[:2]
     largest = ", ".join(f"{name} {_gib(size)}" for name, size in parts)
+    room = f"{_gib(has)} of {_gib(estimates.device_memory_bytes)} can be used"
     return (
-        f"does not fit: pipeline stage {found.worst_stage} needs {_gib(needs)} and {_gib(has)} can be used, "
+        f"does not fit: pipeline stage {found.worst_stage} needs {_gib(needs)} and {room}, "
         f"{_gib(needs - has)} too much; largest: {largest} (estimate)"
     )
 

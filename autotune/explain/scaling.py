@@ -11,10 +11,10 @@ from typing import Any
 
 import numpy as np
 
+from autotune.cost.estimate import NINETY_PERCENT
 from autotune.cost.table import Floats
 from autotune.explain.losses import PART_WORDS, largest_parts
 from autotune.explain.whatif import Setting
-from autotune.search.core import NINETY_PERCENT
 from autotune.search.physics import PARAMETERS, behaviour, prior_covariance
 from autotune.specs import ClusterSpec, Plan
 

@@ -48,7 +48,7 @@ def _config(run: ExportRequest) -> dict[str, Any]:
         "train_micro_batch_size_per_gpu": plan.micro_batch,
         "gradient_accumulation_steps": run.micro_batches,
         "zero_optimization": {"stage": plan.zero_stage},
-        "data_types": {"grad_accum_dtype": workload.grad_dtype.value},
+        "data_types": {"grad_accum_dtype": workload.gradients.value},
     }
     if workload.dtype in {DType.BF16, DType.FP16}:
         config[workload.dtype.value] = {"enabled": True}

@@ -123,7 +123,7 @@ def _parallelism(plan: Plan) -> dict[str, object]:
 
 def _batch(run: ExportRequest) -> dict[str, object]:
     workload = run.workload
-    half, fp32_gradients = workload.dtype in {DType.BF16, DType.FP8}, workload.grad_dtype is DType.FP32
+    half, fp32_gradients = workload.dtype in {DType.BF16, DType.FP8}, workload.gradients is DType.FP32
     return {
         "--micro-batch-size": run.plan.micro_batch,
         "--global-batch-size": workload.global_batch,

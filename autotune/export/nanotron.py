@@ -105,7 +105,7 @@ def _optimizer(plan: Plan, workload: Workload) -> dict[str, Any]:
     adamw = {"name": "adamW", "adam_beta1": 0.9, "adam_beta2": 0.95, "adam_eps": 1e-8, "torch_adam_is_fused": True}
     return {
         "zero_stage": plan.zero_stage,
-        "accumulate_grad_in_fp32": workload.grad_dtype is DType.FP32,
+        "accumulate_grad_in_fp32": workload.gradients is DType.FP32,
         "weight_decay": 0.01,
         "clip_grad": 1.0,
         "optimizer_factory": adamw if workload.optimizer is Optimizer.ADAMW else {"name": "sgd"},

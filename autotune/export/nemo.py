@@ -46,7 +46,7 @@ def _config(run: ExportRequest) -> dict[str, Any]:
         "optimizer": {"use_distributed_optimizer": plan.zero_stage > 0},
         "ddp": {
             "use_distributed_optimizer": plan.zero_stage > 0,
-            "grad_reduce_in_fp32": workload.grad_dtype is DType.FP32,
+            "grad_reduce_in_fp32": workload.gradients is DType.FP32,
             **({"data_parallel_sharding_strategy": megatron.SHARDING[plan.zero_stage]} if fsdp else {}),
         },
         **({"dist": {"use_megatron_fsdp": True}, "checkpoint": {"ckpt_format": "fsdp_dtensor"}} if fsdp else {}),

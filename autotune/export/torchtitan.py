@@ -36,7 +36,7 @@ def export(run: ExportRequest) -> LaunchArguments:
             (plan.recompute is Recompute.SELECTIVE, "its selective mode saves other tensors than the attention core's"),
             (model.layers % chunks > 0, f"its split needs layers ({model.layers}) divisible by pp * vpp ({chunks})"),
             (workload.dtype not in _PRECISION, f"{workload.dtype.value} is not among its precisions: bf16, fp32"),
-            (workload.grad_dtype is not DType.FP32, "it reduces gradients in fp32 only"),
+            (workload.gradients is not DType.FP32, "it reduces gradients in fp32 only"),
             (workload.optimizer is not Optimizer.ADAMW, "its optimizers are Adam and AdamW"),
         ),
     )

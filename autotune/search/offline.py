@@ -30,7 +30,7 @@ class EstimatedPlan:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ranking:
-    """The best plans by estimated tokens/s/GPU among those that fit.
+    """The best plans by estimated tokens/s/GPU times P(fits), among those that are likelier to fit than not.
 
     `seconds` is the time of the whole answer, `estimates_per_s` the rate of the estimates alone; both were measured.
     """
@@ -68,15 +68,15 @@ def rank(
     after = time.perf_counter()
     if not len(fits):
         nearest_misses(model, cluster, workload, table, space=space, runtime=runtime, profile=profile)
-    # The fastest of the rows that fit; of equally fast ones those with the least memory first.
-    speed = estimates.tokens_per_s_per_gpu[fits]
+    # The best of the rows that fit; of equally good ones those with the least memory first.
+    worth = estimates.expected[fits]
     if len(fits) > limit:
-        threshold = np.partition(speed, len(speed) - limit)[len(speed) - limit]
-        fits_well = speed >= threshold
-        best, speed = fits[fits_well], speed[fits_well]
+        threshold = np.partition(worth, len(worth) - limit)[len(worth) - limit]
+        among = worth >= threshold
+        best, worth = fits[among], worth[among]
     else:
         best = fits
-    best = best[np.lexsort((estimates.peak_memory_bytes[best], -speed))][:limit]
+    best = best[np.lexsort((estimates.peak_memory_bytes[best], -worth))][:limit]
     plans = tuple(EstimatedPlan(plan=table.plan(int(i)), estimate=estimates.row(int(i))) for i in best)
     return Ranking(
         legal=len(table),
@@ -99,7 +99,7 @@ def nearest_misses(
     limit: int = 3,
 ) -> None:
     """Raises NothingFitsError with the nearest misses if no plan of `table` is estimated to fit; needs no speeds."""
-    needs = memory_table(model, cluster, workload, table, profile).needed_bytes
+    needs = memory_table(model, cluster, workload, table, profile).device_bytes
     has = cluster.device.memory_bytes
     if not len(table) or needs.min() <= has:
         return
@@ -148,7 +148,7 @@ def _nodes_needed(
         table = legal_plans(model, larger, workload, saving, runtime)
         if not len(table):
             return False
-        needs = memory_table(model, larger, workload, table, profile).needed_bytes
+        needs = memory_table(model, larger, workload, table, profile).device_bytes
         return bool(needs.min() <= cluster.device.memory_bytes)
 
     enough = cluster.nodes * 2
