@@ -21,10 +21,14 @@ from autotune.errors import InputError, UnknownNameError
 from autotune.fleet.keys import MAX_DAYS
 from autotune.ports.fleet import FleetStore
 from autotune.specs import (
+    Attention,
     Budget,
     ClusterSpec,
+    CrossEntropy,
     DType,
+    Fp8Recipe,
     ModelSpec,
+    Norms,
     Optimizer,
     Role,
     SamplerName,
@@ -74,6 +78,16 @@ class WorkloadRequest(Spec):
     dtype: DType | None = None
     grad_dtype: DType | None = None
     optimizer: Optimizer = Optimizer.ADAMW
+    param_dtype: DType | None = None
+    reduce_dtype: DType | None = None
+    master_dtype: DType | None = None
+    exp_avg_dtype: DType | None = None
+    exp_avg_sq_dtype: DType | None = None
+    fp8_recipe: Fp8Recipe | None = None
+    saved_dtype: DType | None = None
+    attention: Attention | None = None
+    cross_entropy: CrossEntropy | None = None
+    norms: Norms | None = None
 
 
 S = TypeVar("S", bound=Spec)

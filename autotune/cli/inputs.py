@@ -6,9 +6,10 @@ import os
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from autotune.errors import InputError
+from autotune.errors import InputError, UnknownNameError
 
 if TYPE_CHECKING:
+    from autotune.cost.framework import Framework
     from autotune.specs import ClusterSpec, ModelSpec, Space, Workload
 
 
@@ -29,13 +30,16 @@ def read_inputs(
     global_batch: int | None,
     dtype: str | None,
     db: str | None,
+    precision: str | None = None,
 ) -> Inputs:
     """The inputs that the options name. Raises InputError for what cannot be used."""
     model_spec, cluster_spec = read_model(model, db), read_cluster(cluster, db)
     return Inputs(
         model=model_spec,
         cluster=cluster_spec,
-        workload=read_workload(model_spec, cluster_spec, seq_len=seq_len, global_batch=global_batch, dtype=dtype),
+        workload=read_workload(
+            model_spec, cluster_spec, seq_len=seq_len, global_batch=global_batch, dtype=dtype, precision=precision
+        ),
     )
 
 
@@ -70,12 +74,31 @@ def read_cluster(ref: str | None, db: str | None) -> ClusterSpec:
 
 
 def read_workload(
-    model: ModelSpec, cluster: ClusterSpec, *, seq_len: int | None, global_batch: int | None, dtype: str | None
+    model: ModelSpec,
+    cluster: ClusterSpec,
+    *,
+    seq_len: int | None,
+    global_batch: int | None,
+    dtype: str | None,
+    precision: str | None = None,
 ) -> Workload:
     """The workload that the options give, with the catalog's defaults."""
     from autotune.catalog.workloads import workload
+    from autotune.specs.workload import choices_of
 
-    return workload(model, cluster, {"seq_len": seq_len, "global_batch": global_batch, "dtype": dtype})
+    given = {"seq_len": seq_len, "global_batch": global_batch, "dtype": dtype} | choices_of(precision or "")
+    return workload(model, cluster, given)
+
+
+def read_framework(name: str | None) -> Framework:
+    """The framework of that name; our own step probe's if None. Raises UnknownNameError."""
+    from autotune.cost.framework import FRAMEWORKS, TORCH
+
+    if name is None:
+        return TORCH
+    if name not in FRAMEWORKS:
+        raise UnknownNameError("--framework", name, list(FRAMEWORKS))
+    return FRAMEWORKS[name]
 
 
 def read_space(
@@ -87,19 +110,23 @@ def read_space(
     recompute: str | None = None,
     sequence_parallel: str | None = None,
     schedule: str | None = None,
+    recompute_modules: str | None = None,
 ) -> Space:
     """The space that the options leave; a field without an option keeps every legal value."""
     from autotune.specs import Space
 
     numbers = {"tp": tp, "pp": pp, "micro_batch": micro_batch, "zero_stage": zero_stage}
     words = {"recompute": recompute, "schedule": schedule}
-    for key, text in {**words, "sequence_parallel": sequence_parallel}.items():
+    lists = {"sequence_parallel": sequence_parallel, "recompute_modules": recompute_modules}
+    for key, text in {**words, **lists}.items():
         if text is not None and not _items(text):
             raise InputError("--" + key.replace("_", "-"), text, "give at least one value")
     data: dict[str, object] = {key: _numbers(key, text) for key, text in numbers.items() if text is not None}
     data |= {key: _items(text) for key, text in words.items() if text is not None}
     if sequence_parallel is not None:
         data["sequence_parallel"] = [_truth(item) for item in _items(sequence_parallel)]
+    if recompute_modules is not None:
+        data["recompute_modules"] = [item.split("+") for item in _items(recompute_modules)]
     return Space.from_data(data, "space")
 
 

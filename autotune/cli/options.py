@@ -73,11 +73,41 @@ DTypeName = Annotated[
         panel=_WORKLOAD,
     ),
 ]
+Precision = Annotated[
+    str | None,
+    option(
+        "--precision",
+        "KEY=VALUE,...",
+        "Number formats and kernels that are not the framework's own: grad_dtype=bf16,exp_avg_dtype=fp8,... "
+        "The keys are those of a workload.",
+        panel=_WORKLOAD,
+    ),
+]
+FrameworkName = Annotated[
+    str | None,
+    option(
+        "--framework",
+        "NAME",
+        "Whose habits the estimates assume: torch (default), megatron, nemo, megatron-bridge, nanotron, fsdp, ...",
+        panel=_WORKLOAD,
+    ),
+]
 Tp = Annotated[str | None, option("--tp", "1,2,...", "Tensor parallel.", panel=_SPACE)]
 Pp = Annotated[str | None, option("--pp", "1,2,...", "Pipeline parallel.", panel=_SPACE)]
 MicroBatch = Annotated[str | None, option("--micro-batch", "1,2,...", "Sequences a micro-batch.", panel=_SPACE)]
 ZeroStage = Annotated[str | None, option("--zero-stage", "0,1,2,3", "ZeRO stage.", panel=_SPACE)]
-RecomputeModes = Annotated[str | None, option("--recompute", "none,selective,full", "Recomputation.", panel=_SPACE)]
+RecomputeModes = Annotated[
+    str | None, option("--recompute", "none,selective,full,op", "Recomputation. Default: all but op.", panel=_SPACE)
+]
+RecomputeModules = Annotated[
+    str | None,
+    option(
+        "--recompute-modules",
+        "layernorm+moe_act,...",
+        "What selective recomputes, sets of Megatron's modules. Default: core_attn.",
+        panel=_SPACE,
+    ),
+]
 SequenceParallel = Annotated[
     str | None, option("--sequence-parallel", "true,false", "Sequence parallelism.", panel=_SPACE)
 ]

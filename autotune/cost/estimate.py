@@ -148,6 +148,11 @@ class EstimateTable:
         """What plans are ranked by before any is run: tokens/s/GPU times P(fits)."""
         return self.tokens_per_s_per_gpu * self.p_fits
 
+    @cached_property
+    def best_row(self) -> int | None:
+        """The best of the rows that are likelier to fit than not; None where there is none."""
+        return int(np.argmax(np.where(self.fits, self.expected, -1.0))) if self.fits.any() else None
+
     def memory_interval(self, i: int) -> tuple[float, float]:
         """What holds row i's peak with 90 % probability, before anything of it was measured."""
         reserved, spread = float(self.reserved_bytes[i]), float(np.exp(NINETY_PERCENT * self.memory_sd))

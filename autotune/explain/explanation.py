@@ -7,8 +7,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
-
 from autotune.cost.estimate import EstimateTable
 from autotune.cost.table import PlanTable
 from autotune.errors import MissingMeasurementError
@@ -69,10 +67,8 @@ def rejection(plan: Plan, table: PlanTable, estimates: EstimateTable) -> Loss | 
     """Why a plan of the table is not the one to use, by estimate; None if it is, or if none fits to compare with."""
     row = table.find(plan)
     assert row is not None, "the plan is one of the table"
-    if not estimates.fits.any():
-        return None
-    best = int(np.argmin(np.where(estimates.fits, estimates.step_time_s, np.inf)))
-    if best == row:
+    best = estimates.best_row
+    if best is None or best == row:
         return None
     steps = [estimated_step(estimates.row(i)) for i in (best, row)]
     return loss(table.plan(best), steps[0], plan, steps[1], misfit(estimates, row))

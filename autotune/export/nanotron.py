@@ -6,7 +6,7 @@ from typing import Any
 
 import yaml
 
-from autotune.export.arguments import ExportRequest, LaunchArguments, refuse
+from autotune.export.arguments import ExportRequest, LaunchArguments, refuse, refuse_choices
 from autotune.specs import DType, ModelSpec, Norm, Optimizer, Plan, Position, Recompute, Schedule, Workload
 
 NAME = "nanotron"
@@ -25,11 +25,17 @@ def export(run: ExportRequest) -> LaunchArguments:
             (not _is_llama(run.model), "the export covers models of Llama's shape only"),
             (plan.zero_stage > 1, "it has ZeRO-0 and ZeRO-1"),
             (plan.vpp > 1 or plan.schedule not in _ENGINES, "it has no interleaved schedule"),
-            (plan.recompute is Recompute.SELECTIVE, "it recomputes whole layers only"),
+            (plan.recompute in {Recompute.SELECTIVE, Recompute.OP}, "it recomputes whole layers only"),
+            (
+                plan.schedule is Schedule.ONE_F_ONE_B and run.micro_batches < plan.pp - 1,
+                f"its 1f1b engine needs at least pp - 1 ({plan.pp - 1}) micro-batches, and there are "
+                f"{run.micro_batches} (tokens.batch_accumulation_per_replica)",
+            ),
             (plan.cp > 1 or plan.ep > 1, "its Llama model has neither context nor expert parallelism"),
             (workload.dtype not in _DTYPES, f"{workload.dtype.value} is not among its dtypes: bf16, fp16, fp32"),
         ),
     )
+    refuse_choices(NAME, run, grad_dtype=("fp32", workload.dtype.value))
     return LaunchArguments(
         target=NAME,
         argv=(*run.torchrun(), "run_train.py", "--config-file", CONFIG),

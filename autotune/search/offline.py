@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
-from autotune.cost.estimate import estimate_table, memory_table
+from autotune.cost.estimate import NINETY_PERCENT, estimate_table, memory_table
+from autotune.cost.framework import TORCH, Framework
 from autotune.cost.table import PlanTable
 from autotune.errors import IllegalPlanError, NothingFitsError
+from autotune.search.posterior import believe
+from autotune.search.residual import features
 from autotune.search.space import Runtime, illegal_reason, legal_plans
 from autotune.specs import ClusterSpec, Estimate, ModelSpec, Plan, Profile, Recompute, Space, Workload
 
@@ -42,6 +46,30 @@ class Ranking:
     plans: tuple[EstimatedPlan, ...]
 
 
+def estimated(
+    model: ModelSpec,
+    cluster: ClusterSpec,
+    workload: Workload,
+    plans: Sequence[Plan],
+    profile: Profile | None = None,
+    framework: Framework = TORCH,
+) -> list[Estimate]:
+    """Estimates of these plans with the intervals that hold before anything was measured.
+
+    Raises:
+        MissingMeasurementError: a speed that is needed is neither measured nor in the catalog.
+    """
+    table = PlanTable.of(plans)
+    estimates = estimate_table(model, cluster, workload, table, profile, framework)
+    posterior = believe(table, features(table), estimates, (), devices=cluster.devices, setup_s=0.0, steps=1)
+    found = []
+    for i, sd in enumerate(posterior.log_sd):
+        one, spread = estimates.row(i), float(np.exp(NINETY_PERCENT * sd))
+        interval = one.step_time_s / spread, one.step_time_s * spread
+        found.append(one.model_copy(update={"step_time_interval_s": interval}))
+    return found
+
+
 def rank(
     model: ModelSpec,
     cluster: ClusterSpec,
@@ -50,6 +78,7 @@ def rank(
     runtime: Runtime = Runtime.ANY,
     profile: Profile | None = None,
     limit: int = 10,
+    framework: Framework = TORCH,
 ) -> Ranking:
     """Estimates every legal plan and returns the best `limit`.
 
@@ -63,11 +92,13 @@ def rank(
     if not len(table):
         raise nothing_legal(model, cluster, workload, runtime, space)
     before = time.perf_counter()
-    estimates = estimate_table(model, cluster, workload, table, profile)
+    estimates = estimate_table(model, cluster, workload, table, profile, framework)
     fits = np.flatnonzero(estimates.fits)
     after = time.perf_counter()
     if not len(fits):
-        nearest_misses(model, cluster, workload, table, space=space, runtime=runtime, profile=profile)
+        nearest_misses(
+            model, cluster, workload, table, space=space, runtime=runtime, profile=profile, framework=framework
+        )
     # The best of the rows that fit; of equally good ones those with the least memory first.
     worth = estimates.expected[fits]
     if len(fits) > limit:
@@ -77,13 +108,14 @@ def rank(
     else:
         best = fits
     best = best[np.lexsort((estimates.peak_memory_bytes[best], -worth))][:limit]
-    plans = tuple(EstimatedPlan(plan=table.plan(int(i)), estimate=estimates.row(int(i))) for i in best)
+    plans = [table.plan(int(i)) for i in best]
+    found = estimated(model, cluster, workload, plans, profile, framework)
     return Ranking(
         legal=len(table),
         fitting=len(fits),
         seconds=time.perf_counter() - started,
         estimates_per_s=len(table) / (after - before),
-        plans=plans,
+        plans=tuple(EstimatedPlan(plan=plan, estimate=one) for plan, one in zip(plans, found, strict=True)),
     )
 
 
@@ -97,14 +129,15 @@ def nearest_misses(
     runtime: Runtime = Runtime.ANY,
     profile: Profile | None = None,
     limit: int = 3,
+    framework: Framework = TORCH,
 ) -> None:
     """Raises NothingFitsError with the nearest misses if no plan of `table` is estimated to fit; needs no speeds."""
-    needs = memory_table(model, cluster, workload, table, profile).device_bytes
+    needs = memory_table(model, cluster, workload, table, profile, framework).device_bytes
     has = cluster.device.memory_bytes
     if not len(table) or needs.min() <= has:
         return
     order = np.argsort(needs, kind="stable")[:limit]
-    nodes = _nodes_needed(model, cluster, workload, space, runtime, profile)
+    nodes = _nodes_needed(model, cluster, workload, space, runtime, profile, framework)
     more = f", or {nodes} nodes of {cluster.gpus_per_node} such devices" if nodes else ""
     misses: list[dict[str, object]] = [
         {
@@ -132,6 +165,7 @@ def _nodes_needed(
     space: Space,
     runtime: Runtime,
     profile: Profile | None,
+    framework: Framework,
 ) -> int | None:
     """The fewest nodes on which a plan that saves memory fits; None if no tried number is enough.
 
@@ -148,7 +182,7 @@ def _nodes_needed(
         table = legal_plans(model, larger, workload, saving, runtime)
         if not len(table):
             return False
-        needs = memory_table(model, larger, workload, table, profile).device_bytes
+        needs = memory_table(model, larger, workload, table, profile, framework).device_bytes
         return bool(needs.min() <= cluster.device.memory_bytes)
 
     enough = cluster.nodes * 2

@@ -7,6 +7,7 @@ from typing import Self
 
 from pydantic import model_validator
 
+from autotune.errors import InputError
 from autotune.specs.base import Spec, digest_of, mismatch
 from autotune.specs.model import Count
 
@@ -127,9 +128,54 @@ class Workload(Spec):
         return self.grad_dtype or DType.FP32
 
     @property
+    def choices(self) -> dict[str, str]:
+        """What is not left to the framework, by name."""
+        data = self.to_data()
+        return {name: data[name] for name in CHOICES if data[name] is not None}
+
+    def not_probed(self) -> str:
+        """What of the choices torch's own parts in our probes do not do, and what they do; empty if they do it all.
+
+        They compute with copies of `dtype` of fp32 parameters, add gradients up and keep moments in fp32, and leave
+        kernels to torch.
+        """
+        done: dict[str, tuple[StrEnum | None, ...]] = {
+            "grad_dtype": (DType.FP32, DType.BF16, DType.FP16),
+            "param_dtype": (self.dtype,),
+            "reduce_dtype": (DType.FP32, DType.BF16, DType.FP16),
+            "master_dtype": (DType.FP32,),
+            "exp_avg_dtype": (DType.FP32,),
+            "exp_avg_sq_dtype": (DType.FP32,),
+            "fp8_recipe": (),
+            "saved_dtype": (self.dtype,),
+            "attention": (Attention.FLASH,),
+            "cross_entropy": (CrossEntropy.EAGER,),
+            "norms": (),
+        }
+        for name, values in done.items():
+            value = getattr(self, name)
+            if value is not None and value not in values:
+                allowed = ", ".join(item.value for item in values if item is not None) or "left to torch"
+                return f"{name} {value.value}: {allowed}"
+        return ""
+
+    @property
     def tokens_per_step(self) -> int:
         """Tokens of one optimizer step."""
         return self.seq_len * self.global_batch
+
+
+def choices_of(text: str) -> dict[str, object]:
+    """Reads `grad_dtype=bf16,exp_avg_dtype=fp8,...`, any of CHOICES. Raises InputError."""
+    found: dict[str, object] = {}
+    for item in filter(None, (piece.strip() for piece in text.split(","))):
+        key, sign, value = item.partition("=")
+        if not sign or key not in CHOICES:
+            raise InputError("--precision", item, "give key=value with keys " + ", ".join(CHOICES))
+        if key in found:
+            raise InputError("--precision", item, "each key may be given once")
+        found[key] = value
+    return found
 
 
 CHOICES = (
