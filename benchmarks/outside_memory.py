@@ -22,7 +22,6 @@ import numpy as np
 
 from autotune.catalog import cluster_from_shorthand, model
 from autotune.cost.estimate import estimate
-from autotune.cost.framework import framework_of
 from autotune.errors import AutotuneError
 from autotune.specs import ClusterSpec, Estimate, ModelSpec, Plan, Workload
 
@@ -89,6 +88,7 @@ def asked(
     workload: dict[str, object] = {
         "seq_len": int(float(row["seq_len"])), "global_batch": int(float(row["global_batch"])),
         "dtype": row["dtype_arg"] or "bf16",
+        "framework": FRAMEWORK.get(row["source"], row["framework"]) if told else row["framework"],
     }  # fmt: skip
     if "RMS kernel" in row["note"]:
         workload["norms"] = "fused"
@@ -99,7 +99,6 @@ def asked(
         cluster,
         Workload.from_data(workload),
         Plan.parse(row["plan"], cluster.devices),
-        framework=framework_of(FRAMEWORK.get(row["source"], row["framework"]) if told else row["framework"]),
     )
 
 

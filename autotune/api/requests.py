@@ -27,6 +27,7 @@ from autotune.specs import (
     CrossEntropy,
     DType,
     Fp8Recipe,
+    FrameworkName,
     ModelSpec,
     Norms,
     Optimizer,
@@ -38,6 +39,7 @@ from autotune.specs import (
 )
 from autotune.specs.base import Name, mismatch
 from autotune.specs.model import Count
+from autotune.specs.workload import KERNELS, PRECISION, read_kernels, read_precision
 
 DEFAULT_MAX_TRIALS = 24
 MAX_CHOICES = 1000
@@ -66,6 +68,23 @@ Nodes = Annotated[int | None, Query(ge=1, le=2**31 - 1, description="So many nod
 SeqLen = Annotated[int | None, Query(ge=1, le=2**31 - 1, description="Tokens of a sequence.")]
 GlobalBatch = Annotated[int | None, Query(ge=1, le=2**31 - 1, description="Sequences a step.")]
 DTypeName = Annotated[DType | None, Query(description="Compute dtype.")]
+Framework = Annotated[FrameworkName | None, Query(description="What trains. Default: torch, any plan.")]
+Precision = Annotated[
+    str | None,
+    Query(
+        max_length=200,
+        description=f"KEY=VALUE,...: {', '.join(PRECISION)}. Default: as the framework has them.",
+        examples=["grad_dtype=bf16,exp_avg_dtype=fp8"],
+    ),
+]
+Kernels = Annotated[
+    str | None,
+    Query(
+        max_length=200,
+        description=f"KEY=VALUE,...: {', '.join(KERNELS)}. Default: as the framework has them.",
+        examples=["attention=flash3,tp_overlap=true"],
+    ),
+]
 PathName = Annotated[str, Path(min_length=1, max_length=200, pattern=_TEXT, description="A name.")]
 PathId = Annotated[str, Path(min_length=4, max_length=64, pattern=r"^[A-Za-z0-9_-]+$", description="An id.")]
 
@@ -85,9 +104,31 @@ class WorkloadRequest(Spec):
     exp_avg_sq_dtype: DType | None = None
     fp8_recipe: Fp8Recipe | None = None
     saved_dtype: DType | None = None
+    framework: FrameworkName = FrameworkName.TORCH
     attention: Attention | None = None
-    cross_entropy: CrossEntropy | None = None
     norms: Norms | None = None
+    cross_entropy: CrossEntropy | None = None
+    tp_overlap: bool | None = None
+    ep_overlap: bool | None = None
+
+
+def asked_workload(
+    seq_len: int | None,
+    global_batch: int | None,
+    dtype: DType | None,
+    framework: FrameworkName | None,
+    kernels: str | None,
+    precision: str | None = None,
+) -> WorkloadRequest:
+    """The workload that query parameters name. Raises InputError."""
+    given = {
+        "seq_len": seq_len,
+        "global_batch": global_batch,
+        "dtype": dtype and dtype.value,
+        "framework": (framework or FrameworkName.TORCH).value,
+    }
+    said = read_kernels(kernels or "") | read_precision(precision or "")
+    return WorkloadRequest.from_data(given | said, "workload")
 
 
 S = TypeVar("S", bound=Spec)

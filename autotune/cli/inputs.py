@@ -6,10 +6,9 @@ import os
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from autotune.errors import InputError, UnknownNameError
+from autotune.errors import InputError
 
 if TYPE_CHECKING:
-    from autotune.cost.framework import Framework
     from autotune.specs import ClusterSpec, ModelSpec, Space, Workload
 
 
@@ -29,6 +28,8 @@ def read_inputs(
     seq_len: int | None,
     global_batch: int | None,
     dtype: str | None,
+    framework: str | None = None,
+    kernels: str | None = None,
     db: str | None,
     precision: str | None = None,
 ) -> Inputs:
@@ -38,7 +39,14 @@ def read_inputs(
         model=model_spec,
         cluster=cluster_spec,
         workload=read_workload(
-            model_spec, cluster_spec, seq_len=seq_len, global_batch=global_batch, dtype=dtype, precision=precision
+            model_spec,
+            cluster_spec,
+            seq_len=seq_len,
+            global_batch=global_batch,
+            dtype=dtype,
+            precision=precision,
+            framework=framework,
+            kernels=kernels,
         ),
     )
 
@@ -80,25 +88,16 @@ def read_workload(
     seq_len: int | None,
     global_batch: int | None,
     dtype: str | None,
+    framework: str | None = None,
+    kernels: str | None = None,
     precision: str | None = None,
 ) -> Workload:
     """The workload that the options give, with the catalog's defaults."""
     from autotune.catalog.workloads import workload
-    from autotune.specs.workload import choices_of
+    from autotune.specs.workload import read_kernels, read_precision
 
-    given = {"seq_len": seq_len, "global_batch": global_batch, "dtype": dtype} | choices_of(precision or "")
-    return workload(model, cluster, given)
-
-
-def read_framework(name: str | None) -> Framework:
-    """The framework of that name; our own step probe's if None. Raises UnknownNameError."""
-    from autotune.cost.framework import FRAMEWORKS, TORCH
-
-    if name is None:
-        return TORCH
-    if name not in FRAMEWORKS:
-        raise UnknownNameError("--framework", name, list(FRAMEWORKS))
-    return FRAMEWORKS[name]
+    given = {"seq_len": seq_len, "global_batch": global_batch, "dtype": dtype, "framework": framework}
+    return workload(model, cluster, given | read_kernels(kernels or "") | read_precision(precision or ""))
 
 
 def read_space(

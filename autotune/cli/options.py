@@ -78,8 +78,9 @@ Precision = Annotated[
     option(
         "--precision",
         "KEY=VALUE,...",
-        "Number formats and kernels that are not the framework's own: grad_dtype=bf16,exp_avg_dtype=fp8,... "
-        "The keys are those of a workload.",
+        "Number formats that are not the framework's own: grad_dtype, param_dtype, reduce_dtype, master_dtype, "
+        "exp_avg_dtype, exp_avg_sq_dtype, saved_dtype (fp32, bf16, fp16, fp8), fp8_recipe (delayed, tensorwise, "
+        "blockwise, mxfp8).",
         panel=_WORKLOAD,
     ),
 ]
@@ -87,8 +88,20 @@ FrameworkName = Annotated[
     str | None,
     option(
         "--framework",
-        "NAME",
-        "Whose habits the estimates assume: torch (default), megatron, nemo, megatron-bridge, nanotron, fsdp, ...",
+        "FRAMEWORK",
+        "What trains: torch, megatron, nemo, megatron-bridge, megatron-2021, megatron-deepspeed, nanotron, fsdp, jax, "
+        "deepspeed or scaling. The estimate has its habits, and only plans that it runs are listed. Default: torch, "
+        "any plan.",
+        panel=_WORKLOAD,
+    ),
+]
+Kernels = Annotated[
+    str | None,
+    option(
+        "--kernels",
+        "KEY=VALUE,...",
+        "attention=unfused|flash|flash2|flash3|cudnn, norms=fused|eager, cross_entropy=eager|fused|gathered, "
+        "tp_overlap=true|false, ep_overlap=true|false. Default: as the framework has them.",
         panel=_WORKLOAD,
     ),
 ]

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from autotune.cli import options, output
 from autotune.cli.asking import ask, asked_server
-from autotune.cli.inputs import read_framework, read_inputs, read_space
+from autotune.cli.inputs import read_inputs, read_space
 from autotune.cli.options import option
 from autotune.cli.tunings import print_explanation
 from autotune.errors import IllegalPlanError, InputError, NothingFitsError
@@ -34,6 +34,7 @@ def plan(
     dtype: options.DTypeName = None,
     precision: options.Precision = None,
     framework: options.FrameworkName = None,
+    kernels: options.Kernels = None,
     tp: options.Tp = None,
     pp: options.Pp = None,
     micro_batch: options.MicroBatch = None,
@@ -63,12 +64,12 @@ def plan(
     }  # fmt: skip
     question: dict[str, Any] = {
         "model": model, "cluster": cluster, "seq_len": seq_len, "global_batch": global_batch, "dtype": dtype,
+        "precision": precision, "framework": framework, "kernels": kernels,
     }  # fmt: skip
-    alone = {"--plan": plan, "--history": history, "--precision": precision, "--framework": framework}
-    only_here = explain or scaling or any(value is not None for value in alone.values())
+    only_here = plan is not None or explain or scaling or history is not None
     if (server := asked_server(db)) is not None:
         if only_here:
-            allowed = f"--explain, --scaling, {', '.join(alone)} work on this machine only: leave it out"
+            allowed = "--plan, --explain, --scaling and --history work on this machine only: leave it out"
             raise InputError("--server", server, allowed)
         question = _named_there(question)
     space = read_space(**dimensions)
@@ -77,18 +78,18 @@ def plan(
             data = answers.plans(**question, **space.to_data(), top=top)
         output.print_json(data) if as_json else _print_ranking(data)
         return 0
-    _require_one_question(plan, dimensions, history, framework, explain=explain, scaling=scaling)
+    _require_one_question(plan, dimensions, history, explain=explain, scaling=scaling)
     from autotune.cli.database import stored_profile
     from autotune.explain.whatif import Setting
     from autotune.search.space import require_bounded
 
-    inputs = read_inputs(**question, db=db, precision=precision)
+    inputs = read_inputs(**question, db=db)
     if plan is None or explain or scaling:
         require_bounded(inputs.model, inputs.cluster, inputs.workload)
     chosen = None if plan is None else read_plan(inputs, plan)
     setting = Setting(
         model=inputs.model, cluster=inputs.cluster, workload=inputs.workload, space=space,
-        profile=stored_profile(inputs.cluster, db), framework=read_framework(framework),
+        profile=stored_profile(inputs.cluster, db),
     )  # fmt: skip
     if history is not None:
         return _print_expected(setting, chosen, history, db, top, as_json=as_json)
@@ -111,14 +112,11 @@ def _require_one_question(
     plan: str | None,
     dimensions: Mapping[str, object],
     history: str | None,
-    framework: str | None,
     *,
     explain: bool,
     scaling: bool,
 ) -> None:
     """Raises InputError for options of which one would be ignored."""
-    if history is not None and framework is not None:
-        raise InputError("--framework", framework, "--history takes that of the runs that it learns from")
     if history is not None and (scaling or explain):
         raise InputError("--history", history, "it goes with neither --scaling nor --explain")
     if scaling and explain:
@@ -156,10 +154,10 @@ def _print_explained(setting: Setting, chosen: Plan | None, top: int, *, explain
 
     question = setting.model, setting.cluster, setting.workload
     if chosen is None:
-        ranking = rank(*question, setting.space, profile=setting.profile, limit=top, framework=setting.framework)
+        ranking = rank(*question, setting.space, profile=setting.profile, limit=top)
     else:
         started = time.perf_counter()
-        found = estimated(*question, [chosen], setting.profile, setting.framework)[0]
+        found = estimated(*question, [chosen], setting.profile)[0]
         seconds = time.perf_counter() - started
         one = (EstimatedPlan(plan=chosen, estimate=found),)
         ranking = Ranking(legal=1, fitting=int(found.fits), seconds=seconds, estimates_per_s=1 / seconds, plans=one)
@@ -313,6 +311,7 @@ def estimate(
     dtype: options.DTypeName = None,
     precision: options.Precision = None,
     framework: options.FrameworkName = None,
+    kernels: options.Kernels = None,
     db: options.Database = None,
     as_json: options.AsJson = False,
 ) -> None:
@@ -324,11 +323,11 @@ def estimate(
 
     inputs = read_inputs(
         model=model, cluster=cluster, seq_len=seq_len, global_batch=global_batch, dtype=dtype, precision=precision,
-        db=db,
+        framework=framework, kernels=kernels, db=db,
     )  # fmt: skip
     question = inputs.model, inputs.cluster, inputs.workload
-    chosen, habits = read_plan(inputs, plan), read_framework(framework)
-    found = estimated(*question, [chosen], stored_profile(inputs.cluster, db), habits)[0]
+    chosen = read_plan(inputs, plan)
+    found = estimated(*question, [chosen], stored_profile(inputs.cluster, db))[0]
     shares = dict(largest_parts(found))
     head = request_data(*question)
     if as_json:

@@ -16,21 +16,24 @@ from autotune.cost.capacity import (
     p_fits,
     usable_bytes,
 )
-from autotune.cost.framework import TORCH, Framework
+from autotune.cost.framework import Framework, framework_for
 from autotune.cost.memory import BYTE_PARTS, MemoryModel
 from autotune.cost.network import Network
 from autotune.cost.pieces import PieceModel, runs_ahead
 from autotune.cost.pipeline import stage_slots
-from autotune.cost.speeds import peak_flops_per_s, speeds_of
+from autotune.cost.speeds import attention_of, peak_flops_per_s, speeds_of
 from autotune.cost.table import BoolColumn, FloatColumn, IntColumn, Layouts, PlanTable, Shapes, pieces
 from autotune.cost.time import TERMS, TIME_PARTS, Terms, TimeModel
 from autotune.cost.work import model_flops_per_token
 from autotune.errors import IllegalPlanError
 from autotune.specs import (
+    Attention,
     Basis,
     BytesByPart,
     ClusterSpec,
+    Device,
     DeviceKind,
+    DType,
     Estimate,
     ModelSpec,
     Plan,
@@ -210,7 +213,7 @@ def estimate(
     workload: Workload,
     plan: Plan,
     profile: Profile | None = None,
-    framework: Framework = TORCH,
+    framework: Framework | None = None,
 ) -> Estimate:
     """The estimate of one plan: a table of one. See `estimate_table`."""
     return estimate_table(model, cluster, workload, PlanTable.of([plan]), profile, framework).row(0)
@@ -222,27 +225,35 @@ def estimate_table(
     workload: Workload,
     table: PlanTable,
     profile: Profile | None = None,
-    framework: Framework = TORCH,
+    framework: Framework | None = None,
 ) -> EstimateTable:
     """Estimates of all plans of the table.
 
     Speeds come from the profile where it has them, else from the catalog times assumed efficiencies; `basis`
-    says which. Plans must be legal (autotune.search.space).
+    says which. Without a framework it is the workload's. Plans must be legal (autotune.search.space).
 
     Raises:
         MissingMeasurementError: a speed that is needed is neither measured nor in the catalog.
         IllegalPlanError: a plan that does not fill the cluster, or has more pipeline chunks than layers.
     """
-    framework = framework.settled(workload, cluster.device)
+    framework = framework_for(workload, framework)
     layouts = _layouts(model, cluster, table)
-    slots = stage_slots(model, layouts, by_cost=framework.splits_by_cost)
-    speeds = speeds_of(cluster, workload, profile, framework)
+    slots = stage_slots(model, layouts, by_cost=framework.splits_by_cost, ends=framework.counts_ends)
+    speeds = speeds_of(cluster, model, workload, profile, framework)
     shapes = Shapes.of(table, layouts, workload)
     network = Network(cluster, profile, framework)
     work = PieceModel(model, workload, shapes, network, speeds, framework).all()
     gpu = cluster.device.kind is not DeviceKind.CPU
     memory = MemoryModel(
-        model, workload, layouts, slots, shapes, framework, kept_gathers=runs_ahead(work[0]), fragments=gpu
+        model,
+        workload,
+        layouts,
+        slots,
+        shapes,
+        framework,
+        kept_gathers=runs_ahead(work[0]),
+        fragments=gpu,
+        flash=speeds.fused,
     )
     time = TimeModel(model, workload, layouts, slots, shapes, memory.parameters, network, speeds, framework, work)
     seconds = {name: np.empty(len(table)) for name in TIME_PARTS}
@@ -285,15 +296,17 @@ def memory_table(
     workload: Workload,
     table: PlanTable,
     profile: Profile | None = None,
-    framework: Framework = TORCH,
+    framework: Framework | None = None,
 ) -> MemoryTable:
     """Peak bytes of all plans of the table; needs no speed of anything. Raises IllegalPlanError as above."""
-    framework = framework.settled(workload, cluster.device)
+    framework = framework_for(workload, framework)
     layouts = _layouts(model, cluster, table)
-    slots = stage_slots(model, layouts, by_cost=framework.splits_by_cost)
+    slots = stage_slots(model, layouts, by_cost=framework.splits_by_cost, ends=framework.counts_ends)
     gpu = cluster.device.kind is not DeviceKind.CPU
     shapes = Shapes.of(table, layouts, workload)
-    memory = MemoryModel(model, workload, layouts, slots, shapes, framework, fragments=gpu)
+    memory = MemoryModel(
+        model, workload, layouts, slots, shapes, framework, fragments=gpu, flash=_flash(cluster.device, framework)
+    )
     peak = {name: np.empty(len(table)) for name in BYTE_PARTS}
     stage = np.empty(len(table), dtype=np.int32)
     for where, rows in pieces(table, layouts, shapes, workload):
@@ -303,16 +316,24 @@ def memory_table(
     return MemoryTable(BytesColumns(**peak), stage, context_bytes(cluster))
 
 
+def _flash(device: Device, framework: Framework) -> bool:
+    """Whether attention keeps no scores: the framework's kernel or an older one, of which old GPUs have none."""
+    known = {DType.BF16, DType.FP16} & device.peak_flops_per_s.keys()
+    kernel = attention_of(device, framework.attention) if known else framework.attention
+    return kernel is not Attention.UNFUSED
+
+
 def _layouts(model: ModelSpec, cluster: ClusterSpec, table: PlanTable) -> Layouts:
     """The table's layouts, refused where the formulas have no meaning."""
     layouts = Layouts.of(table)
     ranks = layouts.tp * layouts.pp * layouts.dp * layouts.cp
-    for i in np.flatnonzero((ranks != cluster.devices) | (layouts.pp * layouts.vpp > model.layers))[:1]:
+    most = model.layers + 2  # the embedding and the head may be chunks of their own
+    for i in np.flatnonzero((ranks != cluster.devices) | (layouts.pp * layouts.vpp > most))[:1]:
         raise IllegalPlanError(
             "plan",
             f"tp={layouts.tp[i]:.0f} pp={layouts.pp[i]:.0f} dp={layouts.dp[i]:.0f} cp={layouts.cp[i]:.0f} "
             f"vpp={layouts.vpp[i]:.0f}",
-            f"tp*pp*dp*cp must be the cluster's {cluster.devices} devices and pp*vpp at most {model.layers} layers",
+            f"tp*pp*dp*cp must be the cluster's {cluster.devices} devices and pp*vpp at most {most} chunks",
         )
     return layouts
 

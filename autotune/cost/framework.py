@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from autotune.specs import Attention, CrossEntropy, Device, DType, Fp8Recipe, Norms, Optimizer, Workload
+from autotune.specs import Attention, CrossEntropy, DType, Fp8Recipe, Norms, Optimizer, Workload
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -26,13 +26,18 @@ class Framework:
         collective_s: host seconds of one collective beyond that.
         message_s: host seconds of a pipeline's send and receive of one micro-batch, each way.
         traffic: bytes that a layer's small kernels move, over the count of `work.layer_work` (which is for fused ones).
-        fused_attention: no s x s scores in memory.
+        attention: the kernel of the attention core that it takes where the device has it (`speeds.attention_of`).
+        current: its matrix products are those of today's libraries, not of an architecture's first years.
+        fused_norms: a norm is one kernel; else its parts pass through memory one by one, in fp32.
         accumulates: gradients of each micro-batch are added to an accumulator of `grad_dtype` by a kernel of its own.
         splits_by_cost: pipeline stages are cut at equal shares of the matrix parameters, the head's included; else by
             layers.
+        counts_ends: where layers do not divide evenly, the embedding and the head count as one each (Megatron-LM,
+            --account-for-embedding-in-pipeline-split), if they divide evenly then.
         bucket_bytes: stored gradients that one collective of ZeRO-0 reduces; 0 for one collective a layer.
         overlap: share of data-parallel communication that may hide under the last backward, ZeRO-0.
         overlap_sharded: the same with sharded state.
+        overlap_messages: share of the messages of an interleaved pipeline that its computation hides.
         tp_exposed: share of tensor-parallel communication that no computation hides.
         sharded_penalty: time a byte of gathering and scattering across nodes, over that of an all-reduce's half. This
             and the next four are of one network; neutral unless they were fitted to it.
@@ -46,7 +51,6 @@ class Framework:
         splits_messages: tp ranks send a tp-th of a pipeline message each, with or without sequence parallelism.
         half_gradients: gradients are kept and reduced in 16 bits where the workload does not say.
         cross_entropy: how the loss is computed.
-        eager_norms: norms are made of operations that keep an fp32 copy of their input and the normalised values.
         fused_mlp: an MLP's activation, its product with the gate and the weight of an expert are one kernel, which
             keeps its inputs and its output.
         joint_qkv: queries, keys and values are parts of one tensor, which stays whole because the values are needed.
@@ -71,12 +75,16 @@ class Framework:
     collective_s: float = 50e-6
     message_s: float = 0.3e-3
     traffic: float = 1.5
-    fused_attention: bool = True
+    attention: Attention = Attention.FLASH2
+    current: bool = False
+    fused_norms: bool = True
     accumulates: bool = False
     splits_by_cost: bool = False
+    counts_ends: bool = False
     bucket_bytes: float = 0.0
     overlap: float = 0.5
     overlap_sharded: float = 0.5
+    overlap_messages: float = 0.0
     tp_exposed: float = 1.0
     sharded_penalty: float = 1.0
     crossing_penalty: float = 1.0
@@ -89,7 +97,6 @@ class Framework:
     splits_messages: bool = False
     half_gradients: bool = False
     cross_entropy: CrossEntropy = CrossEntropy.EAGER
-    eager_norms: bool = False
     fused_mlp: bool = False
     joint_qkv: bool = False
     fp8_parameters: bool = False
@@ -105,18 +112,18 @@ class Framework:
     memory_sd: float = 0.15
     checked: bool = False
 
-    def settled(self, workload: Workload, device: Device) -> Framework:
-        """These habits where the workload leaves them open; a GPU without bf16 has no flash attention either.
-
-        FlashAttention needs Ampere (README of its repository), the first generation with bf16.
-        """
-        peaks = device.peak_flops_per_s
-        flash = self.fused_attention and not (DType.FP16 in peaks and DType.BF16 not in peaks)
+    def settled(self, workload: Workload) -> Framework:
+        """These habits with what the workload says of the kernels."""
+        changes: dict[str, object] = {}
         if workload.attention is not None:
-            flash = workload.attention is Attention.FLASH
-        eager = self.eager_norms if workload.norms is None else workload.norms is Norms.EAGER
-        loss = workload.cross_entropy or self.cross_entropy
-        return replace(self, fused_attention=flash, cross_entropy=loss, eager_norms=eager)
+            changes["attention"] = workload.attention
+        if workload.norms is not None:
+            changes["fused_norms"] = workload.norms is Norms.FUSED
+        if workload.cross_entropy is not None:
+            changes["cross_entropy"] = workload.cross_entropy
+        if workload.tp_overlap is not None:
+            changes["tp_exposed"] = TP_EXPOSED if workload.tp_overlap else 1.0
+        return replace(self, **changes) if changes else self  # type: ignore[arg-type]
 
     def gradient_bytes(self, workload: Workload) -> int:
         """Bytes of one gradient as it is kept."""
@@ -164,24 +171,30 @@ def _scaled(workload: Workload) -> float:
     return 1.0 + (1.0 / 32.0 if block else 0.0)
 
 
+TP_EXPOSED = 0.5
+"""Share of tensor-parallel communication that stays where it runs beside the products that it feeds (NeMo's rows)."""
+
 TORCH = Framework(name="torch", kernel_s=60e-6, gathered_copy=True)
 """Our own step probe, and the default: eager PyTorch with its parallel building blocks."""
 
 MEGATRON = Framework(
-    name="megatron", kernel_s=40e-6, traffic=1.0, accumulates=True, fused_mlp=True, joint_qkv=True, fp8_saved=True
-)
-"""Megatron-LM of today: fused attention and small kernels, gradients added in fp32, Transformer Engine's fp8."""
+    name="megatron", kernel_s=40e-6, traffic=1.75, attention=Attention.CUDNN, current=True, counts_ends=True,
+    tp_exposed=0.75, overlap=0.9, overlap_sharded=0.9, overlap_messages=0.8, fused_mlp=True, joint_qkv=True,
+    fp8_saved=True,
+)  # fmt: skip
+"""Megatron-LM of today: fused attention and small kernels, gradients in fp32 and added by the product that makes them,
+Transformer Engine's fp8, communication of gradients and of interleaved stages beside computation."""
 
 NEMO = replace(MEGATRON, name="nemo", half_gradients=True, fp8_parameters=True)
-"""NeMo 2 of 2024-25: Megatron-LM with recipes that keep and reduce gradients in bf16 and parameters in fp8."""
+"""NeMo 2 of 2024-25: Megatron-LM under NVIDIA's recipes, which keep and reduce gradients in bf16, parameters in fp8."""
 
 MEGATRON_BRIDGE = replace(NEMO, name="megatron-bridge", cross_entropy=CrossEntropy.FUSED)
 """Megatron-Bridge, NeMo's successor: Transformer Engine's cross entropy, which writes gradients over the logits."""
 
 MEGATRON_2021 = Framework(
-    name="megatron-2021", kernel_s=70e-6, collective_s=35e-6, message_s=0.45e-3, traffic=0.8, fused_attention=False,
-    optimizer_passes=0.8, device_gap_s=3e-6, half_gradients=True, splits_messages=True, overlap=0.0,
-    overlap_sharded=0.0,
+    name="megatron-2021", kernel_s=70e-6, collective_s=35e-6, message_s=0.45e-3, traffic=0.8,
+    attention=Attention.UNFUSED, optimizer_passes=0.8, device_gap_s=3e-6, half_gradients=True, splits_messages=True,
+    overlap=0.0, overlap_sharded=0.0,
 )  # fmt: skip
 """Megatron-LM of 2021-22: scores in memory, fused softmax, no overlap, pipeline messages scattered over tp ranks
 (Narayanan et al. 2021, section 4.1)."""
@@ -191,18 +204,25 @@ MEGATRON_DEEPSPEED = replace(MEGATRON_2021, name="megatron-deepspeed")
 (deepspeed/runtime/pipe/engine.py, `is_pipe_partitioned`)."""
 
 NANOTRON = Framework(
-    name="nanotron", kernel_s=56e-6, collective_s=75e-6, message_s=0.12e-3, traffic=1.15, accumulates=True,
+    name="nanotron", kernel_s=56e-6, collective_s=75e-6, message_s=0.12e-3, traffic=1.25, accumulates=True,
     splits_by_cost=True, bucket_bytes=25e6, optimizer_passes=1.5, overlap=0.4, overlap_sharded=0.0, gathers_again=True,
     gradient_copy=True, gather_buffers=2.0, gathers_kept=0.86, logit_scale=1.37, piped_logit_scale=0.62,
     fragmentation=0.05, fragmentation_by_tp=0.04, memory_sd=0.10,
 )  # fmt: skip
 """nanotron of 2024-25: parameters in bf16, gradients added to fp32 by a hook, buckets of DistributedDataParallel."""
 
-FSDP = Framework(name="fsdp", kernel_s=57e-6, traffic=2.0, overlap=0.9, overlap_sharded=0.9)
-"""Fully sharded data parallelism with prefetch, as llm-foundry, torchtitan and fms-fsdp run it."""
+FSDP = Framework(name="fsdp", kernel_s=57e-6, traffic=1.75, current=True, overlap=0.9, overlap_sharded=0.9)
+"""Fully sharded data parallelism with prefetch, as torchtitan, fms-fsdp and Automodel run it."""
+
+JAX = replace(FSDP, name="jax", kernel_s=20e-6, traffic=1.5)
+"""MaxText and PaxML: XLA fuses small kernels, and a step is one program."""
+
+DEEPSPEED = Framework(name="deepspeed", traffic=2.0, overlap=0.7, overlap_sharded=0.7, half_gradients=True)
+"""ZeRO around a model of Hugging Face: eager kernels, gradients in the format of the parameters (its JSON's
+data_types)."""
 
 SCALING = replace(
-    TORCH, name="scaling", gathered_copy=False, half_gradients=True, joint_qkv=True, eager_norms=True,
+    TORCH, name="scaling", gathered_copy=False, half_gradients=True, joint_qkv=True, fused_norms=False,
     cross_entropy=CrossEntropy.GATHERED,
 )  # fmt: skip
 """Aleph Alpha's scaling of 2023-24: eager PyTorch with tensor, pipeline and ZeRO-1 parallelism of its own. Gradients
@@ -212,8 +232,11 @@ made of operations unless a kernel is chosen (rms_norm.py), and the head gathers
 
 FRAMEWORKS = {
     item.name: item
-    for item in (TORCH, MEGATRON, NEMO, MEGATRON_BRIDGE, MEGATRON_2021, MEGATRON_DEEPSPEED, NANOTRON, FSDP, SCALING)
-}
+    for item in (
+        TORCH, MEGATRON, NEMO, MEGATRON_BRIDGE, MEGATRON_2021, MEGATRON_DEEPSPEED, NANOTRON, FSDP, JAX, DEEPSPEED,
+        SCALING,
+    )
+}  # fmt: skip
 
 _ULTRASCALE = replace(
     NANOTRON, sharded_penalty=1.8, node_step_s=37e-6, rank_step_s=33e-6, slow_step_host=1.2, checked=True
@@ -230,7 +253,7 @@ _SOURCES = {
     "bigscience_a100": MEGATRON_DEEPSPEED,
     "zero_bubble": MEGATRON_2021,
     "libai": MEGATRON_2021,
-    "llm_foundry": replace(FSDP, checked=True),
+    "llm_foundry": replace(FSDP, attention=Attention.FLASH, current=False, checked=True),
     "torchtitan": FSDP,
     "fms_fsdp": FSDP,
     "colossalai": FSDP,
@@ -249,3 +272,8 @@ _SOURCES = {
 def framework_of(source: str) -> Framework:
     """The framework behind a source of published runs, or the one of that name, which nobody checked; else TORCH."""
     return _SOURCES.get(source) or FRAMEWORKS.get(source, TORCH)
+
+
+def framework_for(workload: Workload, framework: Framework | None = None) -> Framework:
+    """The framework that is given, else that of the workload, with the kernels that the workload says."""
+    return (framework or FRAMEWORKS[workload.framework.value]).settled(workload)

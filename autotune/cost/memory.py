@@ -76,9 +76,16 @@ class LayerTensors:
 
 
 def layer_tensors(
-    model: ModelSpec, workload: Workload, framework: Framework = TORCH, *, moe: bool, load: float = 1.0
+    model: ModelSpec,
+    workload: Workload,
+    framework: Framework = TORCH,
+    *,
+    moe: bool,
+    load: float = 1.0,
+    flash: bool = True,
 ) -> LayerTensors:
     """What one layer keeps of a token, by how it is divided; `load` is the rank's routed tokens over the mean.
+    Without `flash` attention's scores are in memory.
 
     Inputs of matrix products are kept as the framework saves them (in 8 bits with Transformer Engine's fp8), everything
     else in 16 bits.
@@ -100,11 +107,11 @@ def layer_tensors(
         compressed = latent.q_lora_rank + latent.kv_lora_rank
         down = Size(whole=(size + saved) * compressed + size * latent.qk_rope_head_dim)
     core = Size(sharded=4.0 * model.heads)  # the log-sum-exp of a fused kernel
-    if not framework.fused_attention:  # softmax, its dropout's mask and output (Korthikanti et al. 2022, section 4.1)
+    if not flash:  # softmax, its dropout's mask and output (Korthikanti et al. 2022, section 4.1)
         core = Size(sharded=(2.0 * size + 1.0) * model.heads * workload.seq_len)
     attention = projected + down + core + Size(sharded=context * (size + saved * copied))
     norm = Size(whole=saved * h)  # an output of a norm; its input is the residual stream
-    if framework.eager_norms and size < 4:  # the input in fp32, and what is multiplied by the scale
+    if not framework.fused_norms and size < 4:  # the input in fp32, and what is multiplied by the scale
         norm = Size(whole=(saved + 4.0 + size) * h)
     total = entry + entry + norm + norm + attention
     gates = 2.0 if model.gated else 1.0
@@ -225,17 +232,18 @@ class MemoryModel:
         *,
         kept_gathers: FloatColumn | None = None,
         fragments: bool = False,
+        flash: bool = True,
     ) -> None:
         self._framework, self._kept_gathers = framework, kept_gathers
         self._gpu = fragments
         self._fragmentation = framework.fragmentation if fragments else 0.0
         self._model, self._workload, self._layouts, self._slots = model, workload, layouts, slots
         self.parameters = stage_parameters(model, layouts, slots)
-        self._kinds = [kept_bytes(layer_tensors(model, workload, framework, moe=False), shapes)]
+        self._kinds = [kept_bytes(layer_tensors(model, workload, framework, moe=False, flash=flash), shapes)]
         if model.experts:
-            even = kept_bytes(layer_tensors(model, workload, framework, moe=True), shapes)
+            even = kept_bytes(layer_tensors(model, workload, framework, moe=True, flash=flash), shapes)
             load = float(expert_load(model, np.array([2.0]))[0])
-            hot = kept_bytes(layer_tensors(model, workload, framework, moe=True, load=load), shapes)
+            hot = kept_bytes(layer_tensors(model, workload, framework, moe=True, load=load, flash=flash), shapes)
             shared = shapes.ep > 1
             self._kinds.append((np.where(shared, hot[0], even[0]), np.where(shared, hot[1], even[1])))
         self._shards = layouts.shards

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from autotune.export.arguments import ExportRequest, LaunchArguments, flags, refuse, refuse_choices
 from autotune.specs import (
-    Attention,
     CrossEntropy,
     DType,
     Fp8Recipe,
@@ -32,7 +31,7 @@ def export(run: ExportRequest) -> LaunchArguments:
     moments = ("fp32", "fp16", "bf16", "fp8")
     refuse_choices(
         NAME, run, grad_dtype=("fp32", "bf16"), master_dtype=("fp32", "fp16"), exp_avg_dtype=moments,
-        exp_avg_sq_dtype=moments, fp8_recipe=tuple(Fp8Recipe), attention=tuple(Attention), norms=("fused",),
+        exp_avg_sq_dtype=moments, fp8_recipe=tuple(Fp8Recipe), norms=("fused",),
         param_dtype=("fp8", "bf16") if run.workload.dtype is DType.FP8 else (run.workload.dtype.value,),
         cross_entropy=("eager", "fused"),
     )  # fmt: skip
@@ -43,9 +42,18 @@ def export(run: ExportRequest) -> LaunchArguments:
     words = {
         **_shape(run.model, run.workload), **_moe(run.model), **_parallelism(run.plan), **_batch(run), **states,
     }  # fmt: skip
+    words |= {flag: True for flag in ENDS if counts_ends(run)}
     return LaunchArguments(
         target=NAME, argv=(*run.torchrun(), "pretrain_gpt.py", *flags(words)), notes=tuple(_notes(run.plan))
     )
+
+
+ENDS = ("--account-for-embedding-in-pipeline-split", "--account-for-loss-in-pipeline-split")
+
+
+def counts_ends(run: ExportRequest) -> bool:
+    """Whether the embedding and the head count as layers, because layers alone do not divide over the stages."""
+    return run.model.layers % (run.plan.pp * run.plan.vpp) > 0
 
 
 def check(target: str, run: ExportRequest) -> None:
@@ -58,7 +66,10 @@ def check(target: str, run: ExportRequest) -> None:
         (
             (plan.recompute is Recompute.OP, "Megatron recomputes by modules, not by operations"),
             (plan.pp > 1 and plan.schedule is Schedule.GPIPE, "Megatron has no GPipe schedule: use 1f1b"),
-            (model.layers % chunks > 0, f"Megatron needs layers ({model.layers}) divisible by pp * vpp ({chunks})"),
+            (
+                model.layers % chunks > 0 and (model.layers + 2) % chunks > 0,
+                f"Megatron needs layers ({model.layers}), or layers and both ends, divisible by pp * vpp ({chunks})",
+            ),
             (plan.zero_stage > 1 and plan.pp > 1, "Megatron-FSDP (ZeRO-2, ZeRO-3) and a pipeline exclude each other"),
             (
                 model.experts > 0 and plan.tp > 1 and not plan.sequence_parallel,

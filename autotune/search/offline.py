@@ -9,7 +9,6 @@ from dataclasses import dataclass
 import numpy as np
 
 from autotune.cost.estimate import NINETY_PERCENT, estimate_table, memory_table
-from autotune.cost.framework import TORCH, Framework
 from autotune.cost.table import PlanTable
 from autotune.errors import IllegalPlanError, NothingFitsError
 from autotune.search.posterior import believe
@@ -52,7 +51,6 @@ def estimated(
     workload: Workload,
     plans: Sequence[Plan],
     profile: Profile | None = None,
-    framework: Framework = TORCH,
 ) -> list[Estimate]:
     """Estimates of these plans with the intervals that hold before anything was measured.
 
@@ -60,7 +58,7 @@ def estimated(
         MissingMeasurementError: a speed that is needed is neither measured nor in the catalog.
     """
     table = PlanTable.of(plans)
-    estimates = estimate_table(model, cluster, workload, table, profile, framework)
+    estimates = estimate_table(model, cluster, workload, table, profile)
     posterior = believe(table, features(table), estimates, (), devices=cluster.devices, setup_s=0.0, steps=1)
     found = []
     for i, sd in enumerate(posterior.log_sd):
@@ -78,7 +76,6 @@ def rank(
     runtime: Runtime = Runtime.ANY,
     profile: Profile | None = None,
     limit: int = 10,
-    framework: Framework = TORCH,
 ) -> Ranking:
     """Estimates every legal plan and returns the best `limit`.
 
@@ -92,13 +89,11 @@ def rank(
     if not len(table):
         raise nothing_legal(model, cluster, workload, runtime, space)
     before = time.perf_counter()
-    estimates = estimate_table(model, cluster, workload, table, profile, framework)
+    estimates = estimate_table(model, cluster, workload, table, profile)
     fits = np.flatnonzero(estimates.fits)
     after = time.perf_counter()
     if not len(fits):
-        nearest_misses(
-            model, cluster, workload, table, space=space, runtime=runtime, profile=profile, framework=framework
-        )
+        nearest_misses(model, cluster, workload, table, space=space, runtime=runtime, profile=profile)
     # The best of the rows that fit; of equally good ones those with the least memory first.
     worth = estimates.expected[fits]
     if len(fits) > limit:
@@ -109,7 +104,7 @@ def rank(
         best = fits
     best = best[np.lexsort((estimates.peak_memory_bytes[best], -worth))][:limit]
     plans = [table.plan(int(i)) for i in best]
-    found = estimated(model, cluster, workload, plans, profile, framework)
+    found = estimated(model, cluster, workload, plans, profile)
     return Ranking(
         legal=len(table),
         fitting=len(fits),
@@ -129,15 +124,14 @@ def nearest_misses(
     runtime: Runtime = Runtime.ANY,
     profile: Profile | None = None,
     limit: int = 3,
-    framework: Framework = TORCH,
 ) -> None:
     """Raises NothingFitsError with the nearest misses if no plan of `table` is estimated to fit; needs no speeds."""
-    needs = memory_table(model, cluster, workload, table, profile, framework).device_bytes
+    needs = memory_table(model, cluster, workload, table, profile).device_bytes
     has = cluster.device.memory_bytes
     if not len(table) or needs.min() <= has:
         return
     order = np.argsort(needs, kind="stable")[:limit]
-    nodes = _nodes_needed(model, cluster, workload, space, runtime, profile, framework)
+    nodes = _nodes_needed(model, cluster, workload, space, runtime, profile)
     more = f", or {nodes} nodes of {cluster.gpus_per_node} such devices" if nodes else ""
     misses: list[dict[str, object]] = [
         {
@@ -165,7 +159,6 @@ def _nodes_needed(
     space: Space,
     runtime: Runtime,
     profile: Profile | None,
-    framework: Framework,
 ) -> int | None:
     """The fewest nodes on which a plan that saves memory fits; None if no tried number is enough.
 
@@ -182,7 +175,7 @@ def _nodes_needed(
         table = legal_plans(model, larger, workload, saving, runtime)
         if not len(table):
             return False
-        needs = memory_table(model, larger, workload, table, profile, framework).device_bytes
+        needs = memory_table(model, larger, workload, table, profile).device_bytes
         return bool(needs.min() <= cluster.device.memory_bytes)
 
     enough = cluster.nodes * 2

@@ -33,11 +33,43 @@ class Optimizer(StrEnum):
     SGD = "sgd"
 
 
-class Attention(StrEnum):
-    """How attention is computed: `flash` in one kernel that keeps no scores, `unfused` with scores in memory."""
+class FrameworkName(StrEnum):
+    """Training frameworks whose habits are known (cost.framework). `torch` is our own step probe: eager PyTorch.
 
-    FLASH = "flash"
+    `megatron` is Megatron-LM of 2023 and later with Transformer Engine, `nemo` and `megatron-bridge` are NVIDIA's
+    recipes on top of it; `megatron-2021` and `megatron-deepspeed` are of before fused attention; `fsdp` is fully
+    sharded data parallelism in PyTorch (torchtitan, fms-fsdp, Automodel), `jax` the same compiled by XLA (MaxText,
+    PaxML), `deepspeed` ZeRO around a model of Hugging Face, `scaling` Aleph Alpha's.
+    """
+
+    TORCH = "torch"
+    MEGATRON = "megatron"
+    NEMO = "nemo"
+    MEGATRON_BRIDGE = "megatron-bridge"
+    MEGATRON_2021 = "megatron-2021"
+    MEGATRON_DEEPSPEED = "megatron-deepspeed"
+    NANOTRON = "nanotron"
+    FSDP = "fsdp"
+    JAX = "jax"
+    DEEPSPEED = "deepspeed"
+    SCALING = "scaling"
+
+
+class Attention(StrEnum):
+    """How the attention core is computed: with the scores in memory, or by a fused kernel of some generation."""
+
     UNFUSED = "unfused"
+    FLASH = "flash"
+    FLASH2 = "flash2"
+    FLASH3 = "flash3"
+    CUDNN = "cudnn"
+
+
+class Norms(StrEnum):
+    """How norms are computed: `fused` in one kernel, `eager` by operations in fp32."""
+
+    FUSED = "fused"
+    EAGER = "eager"
 
 
 class CrossEntropy(StrEnum):
@@ -51,13 +83,6 @@ class CrossEntropy(StrEnum):
     GATHERED = "gathered"
 
 
-class Norms(StrEnum):
-    """How norms are computed: `fused` in one kernel, `eager` by operations that keep fp32 copies."""
-
-    FUSED = "fused"
-    EAGER = "eager"
-
-
 class Fp8Recipe(StrEnum):
     """How tensors are scaled to fp8. With `blockwise` and `mxfp8` a tensor and its transpose are two tensors."""
 
@@ -68,7 +93,10 @@ class Fp8Recipe(StrEnum):
 
 
 class Workload(Spec):
-    """Sequence length in tokens, global batch in sequences a step, the number formats and how some parts are computed.
+    """Sequence length in tokens, global batch in sequences a step, the number formats, and what software trains.
+
+    `dtype` is that of matrix products. `framework` runs the plan. What is None of the other formats and of the kernels
+    is as the framework has it by default (cost.framework); what is not is so whatever the framework.
 
     Args:
         seq_len: tokens of a sequence.
@@ -83,12 +111,12 @@ class Workload(Spec):
         exp_avg_sq_dtype: of the second moment.
         fp8_recipe: with dtype fp8.
         saved_dtype: of the inputs of matrix products that are kept for backward.
-        attention: one kernel, or scores in memory.
-        cross_entropy: of the loss.
+        framework: what trains.
+        attention: the kernel of the attention core.
         norms: one kernel, or operations.
-
-    What is None is as the framework that runs it has it by default (cost.framework); what is not is so whatever the
-    framework.
+        cross_entropy: of the loss.
+        tp_overlap: whether the collectives of tensor parallelism run beside computation.
+        ep_overlap: whether the exchange of experts does.
     """
 
     seq_len: Count
@@ -103,9 +131,12 @@ class Workload(Spec):
     exp_avg_sq_dtype: DType | None = None
     fp8_recipe: Fp8Recipe | None = None
     saved_dtype: DType | None = None
+    framework: FrameworkName = FrameworkName.TORCH
     attention: Attention | None = None
-    cross_entropy: CrossEntropy | None = None
     norms: Norms | None = None
+    cross_entropy: CrossEntropy | None = None
+    tp_overlap: bool | None = None
+    ep_overlap: bool | None = None
 
     @model_validator(mode="after")
     def _check(self) -> Self:
@@ -118,9 +149,16 @@ class Workload(Spec):
 
     @property
     def key(self) -> str:
-        """Identifies the workload: what a document of before these choices says has the key that it had."""
-        data = {name: value for name, value in self.to_data().items() if name not in CHOICES or value is not None}
+        """Identifies the workload; one that leaves formats and software open has the key of before it could say
+        them."""
+        data = {name: value for name, value in self.to_data().items() if value is not None}
+        if self.framework is FrameworkName.TORCH:
+            del data["framework"]
         return digest_of({"grad_dtype": DType.FP32.value} | data)
+
+    def of_any_software(self) -> Workload:
+        """What is trained, without a word on what trains it."""
+        return self.model_copy(update={"framework": FrameworkName.TORCH, **dict.fromkeys(KERNELS)})
 
     @property
     def gradients(self) -> DType:
@@ -129,17 +167,17 @@ class Workload(Spec):
 
     @property
     def choices(self) -> dict[str, str]:
-        """What is not left to the framework, by name."""
+        """The number formats that are not left to the framework, by name."""
         data = self.to_data()
-        return {name: data[name] for name in CHOICES if data[name] is not None}
+        return {name: data[name] for name in PRECISION if data[name] is not None}
 
     def not_probed(self) -> str:
-        """What of the choices torch's own parts in our probes do not do, and what they do; empty if they do it all.
+        """What of the formats torch's own parts in our probes do not do, and what they do; empty if they do it all.
 
         They compute with copies of `dtype` of fp32 parameters, add gradients up and keep moments in fp32, and leave
-        kernels to torch.
+        the loss to torch.
         """
-        done: dict[str, tuple[StrEnum | None, ...]] = {
+        done: dict[str, tuple[StrEnum, ...]] = {
             "grad_dtype": (DType.FP32, DType.BF16, DType.FP16),
             "param_dtype": (self.dtype,),
             "reduce_dtype": (DType.FP32, DType.BF16, DType.FP16),
@@ -148,15 +186,12 @@ class Workload(Spec):
             "exp_avg_sq_dtype": (DType.FP32,),
             "fp8_recipe": (),
             "saved_dtype": (self.dtype,),
-            "attention": (Attention.FLASH,),
             "cross_entropy": (CrossEntropy.EAGER,),
-            "norms": (),
         }
         for name, values in done.items():
             value = getattr(self, name)
             if value is not None and value not in values:
-                allowed = ", ".join(item.value for item in values if item is not None) or "left to torch"
-                return f"{name} {value.value}: {allowed}"
+                return f"{name} {value.value}: {', '.join(values) or 'none'}"
         return ""
 
     @property
@@ -165,21 +200,33 @@ class Workload(Spec):
         return self.seq_len * self.global_batch
 
 
-def choices_of(text: str) -> dict[str, object]:
-    """Reads `grad_dtype=bf16,exp_avg_dtype=fp8,...`, any of CHOICES. Raises InputError."""
-    found: dict[str, object] = {}
+PRECISION = (
+    "grad_dtype", "param_dtype", "reduce_dtype", "master_dtype", "exp_avg_dtype", "exp_avg_sq_dtype", "fp8_recipe",
+    "saved_dtype",
+)  # fmt: skip
+KERNELS = ("attention", "norms", "cross_entropy", "tp_overlap", "ep_overlap")
+"""The fields of a workload that are the framework's own where they are None."""
+
+
+def read_precision(text: str) -> dict[str, object]:
+    """Reads `grad_dtype=bf16,exp_avg_dtype=fp8,...` as fields of a workload. Raises as `read_kernels` does."""
+    return _fields(text, "precision", PRECISION)
+
+
+def read_kernels(text: str) -> dict[str, object]:
+    """Reads `attention=flash3,norms=eager,...` as fields of a workload.
+
+    Raises:
+        InputError: no such field, a field twice, or no value.
+    """
+    return _fields(text, "kernels", KERNELS)
+
+
+def _fields(text: str, what: str, known: tuple[str, ...]) -> dict[str, object]:
+    data: dict[str, object] = {}
     for item in filter(None, (piece.strip() for piece in text.split(","))):
         key, sign, value = item.partition("=")
-        if not sign or key not in CHOICES:
-            raise InputError("--precision", item, "give key=value with keys " + ", ".join(CHOICES))
-        if key in found:
-            raise InputError("--precision", item, "each key may be given once")
-        found[key] = value
-    return found
-
-
-CHOICES = (
-    "grad_dtype", "param_dtype", "reduce_dtype", "master_dtype", "exp_avg_dtype", "exp_avg_sq_dtype", "fp8_recipe",
-    "saved_dtype", "attention", "cross_entropy", "norms",
-)  # fmt: skip
-"""The fields of a workload that are the framework's where they are None."""
+        if not sign or not value or key not in known or key in data:
+            raise InputError(what, item, "give key=value, each key once, with keys " + ", ".join(known))
+        data[key] = value == "true" if value in {"true", "false"} else value
+    return data
