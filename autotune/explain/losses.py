@@ -230,6 +230,14 @@ def misfit(estimates: EstimateTable, row: int) -> str:
     )
 
 
+def risk(estimates: EstimateTable, own: int, row: int) -> str:
+    """Why a row that would be faster is not preferred: it is less likely to fit; empty where it is not faster."""
+    if estimates.step_time_s[row] >= estimates.step_time_s[own]:
+        return ""
+    theirs, ours = estimates.p_fits[row], estimates.p_fits[own]
+    return f"faster if it fits, which it does with a probability of {theirs:.0%}, this plan of {ours:.0%} (estimate)"
+
+
 def losses(own: Plan, table: PlanTable, estimates: EstimateTable) -> list[Loss]:
     """What each neighbour loses, by estimate; least first. `own` is a plan of the table.
 
@@ -239,7 +247,9 @@ def losses(own: Plan, table: PlanTable, estimates: EstimateTable) -> list[Loss]:
     assert row is not None, "the plan is one of the table"
     step = estimated_step(estimates.row(row))
     found = [
-        loss(own, step, table.plan(i), estimated_step(estimates.row(i)), misfit(estimates, i))
+        loss(
+            own, step, table.plan(i), estimated_step(estimates.row(i)), misfit(estimates, i) or risk(estimates, row, i)
+        )
         for i in neighbours(own, table, estimates)
     ]
     kept: list[Loss] = []

@@ -116,8 +116,9 @@ class Plan(Spec):
                 raise InputError("--plan", item, "give key=value with keys " + ", ".join(cls.model_fields))
             if key in data:
                 raise InputError("--plan", item, "each key may be given once")
-            data[key] = value.split("+") if key == "recompute_modules" else _value(value)
-        if "recompute_modules" in data:
+            modules = [name for name in value.split("+") if name]
+            data[key] = modules if key == "recompute_modules" else _value(value)
+        if data.get("recompute_modules"):
             data.setdefault("recompute", Recompute.SELECTIVE.value)
         if int_of(data, "vpp") > 1:
             data.setdefault("schedule", Schedule.INTERLEAVED.value)

@@ -11,7 +11,7 @@ from autotune.backtest.groups import group_runs
 from autotune.backtest.runs import RunStatus, read_runs
 from autotune.catalog.published import published_cluster
 from autotune.errors import InputError
-from autotune.specs import CollectiveOp, DType, Failure, FailureKind, Plan, Schedule, StepReading
+from autotune.specs import CollectiveOp, Failure, FailureKind, Plan, Schedule, StepReading
 
 GIB = 2**30
 
