@@ -28,8 +28,8 @@ def export(run: ExportRequest) -> LaunchArguments:
             (plan.recompute in {Recompute.SELECTIVE, Recompute.OP}, "it recomputes whole layers only"),
             (
                 plan.schedule is Schedule.ONE_F_ONE_B and run.micro_batches < plan.pp - 1,
-                f"its 1F1B engine needs at least pp - 1 = {plan.pp - 1} micro-batches a step "
-                f"(tokens.batch_accumulation_per_replica), not {run.micro_batches}",
+                f"its 1F1B engine needs at least pp - 1 ({plan.pp - 1}) micro-batches a step "
+                f"(tokens.batch_accumulation_per_replica), this plan has {run.micro_batches}",
             ),
             (plan.cp > 1 or plan.ep > 1, "its Llama model has neither context nor expert parallelism"),
             (workload.dtype not in _DTYPES, f"{workload.dtype.value} is not among its dtypes: bf16, fp16, fp32"),

@@ -38,7 +38,16 @@ from autotune.specs.measurement import (
     StepReading,
     StepRequest,
 )
-from autotune.specs.model import LatentAttention, ModelSpec, Norm, Position
+from autotune.specs.model import (
+    Indexer,
+    LatentAttention,
+    LinearAttention,
+    Mixer,
+    ModelSpec,
+    Norm,
+    Position,
+    Recurrence,
+)
 from autotune.specs.plan import Module, Plan, Recompute, Schedule
 from autotune.specs.profile import ComputeFit, LinkFit, Profile
 from autotune.specs.tuning import Budget, SamplerName, Space, Trial, TrialState, Tuning, TuningState
@@ -56,11 +65,11 @@ from autotune.specs.workload import (
 __all__ = [
     "ApiKey", "Attention", "Basis", "BestEntry", "Budget", "BytesByPart", "ClusterSpec", "CollectiveOp",
     "CollectiveReading", "CollectiveRequest", "ComputeFit", "CrossEntropy", "DType", "Device", "DeviceKind",
-    "Estimate", "EventKind", "Failure", "FailureKind", "Fingerprint", "Fp8Recipe", "FrameworkName", "Job",
-    "JobMember", "JobPurpose", "JobState", "LatentAttention", "LayerPart", "LayerReading", "LayerRequest", "Link",
-    "LinkFit", "MemberOrder", "MemberReport", "MemberState", "ModelSpec", "Module", "NearEntry", "Node",
-    "NodeIncident", "NodeState", "Norm", "Norms", "Optimizer", "Plan", "Position", "ProbeOutcome", "ProbeProgress",
-    "ProbeRequest", "Profile", "RankReading", "RankReport", "Recompute", "Role", "RunnerUp", "SamplerName",
-    "Schedule", "SecondsByPart", "Space", "Spec", "StepReading", "StepRequest", "Trial", "TrialState", "Tuning",
-    "TuningEvent", "TuningState", "Workload",
+    "Estimate", "EventKind", "Failure", "FailureKind", "Fingerprint", "Fp8Recipe", "FrameworkName", "Indexer", "Job",
+    "JobMember", "JobPurpose", "JobState", "LatentAttention", "LayerPart", "LayerReading", "LayerRequest",
+    "LinearAttention", "Link", "LinkFit", "MemberOrder", "MemberReport", "MemberState", "Mixer", "ModelSpec",
+    "Module", "NearEntry", "Node", "NodeIncident", "NodeState", "Norm", "Norms", "Optimizer", "Plan", "Position",
+    "ProbeOutcome", "ProbeProgress", "ProbeRequest", "Profile", "RankReading", "RankReport", "Recompute",
+    "Recurrence", "Role", "RunnerUp", "SamplerName", "Schedule", "SecondsByPart", "Space", "Spec", "StepReading",
+    "StepRequest", "Trial", "TrialState", "Tuning", "TuningEvent", "TuningState", "Workload",
 ]  # fmt: skip

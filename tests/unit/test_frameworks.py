@@ -11,7 +11,7 @@ from autotune.catalog import cluster_from_shorthand, model
 from autotune.cost.estimate import estimate
 from autotune.cost.framework import FRAMEWORKS, NANOTRON, TORCH, framework_for
 from autotune.cost.pipeline import chunk_with_ends
-from autotune.errors import IllegalPlanError, InputError
+from autotune.errors import InputError
 from autotune.export import deepspeed, megatron, nanotron, nemo, torchtitan
 from autotune.export.arguments import ExportRequest
 from autotune.search.core import Search
@@ -104,15 +104,6 @@ def test_a_plan_that_a_framework_does_not_run_is_refused_with_its_reason(
     assert found.startswith(framework.value)
     assert reason in found
     assert illegal_reason(LLAMA, CLUSTER, WORK, plan) is None
-
-
-def test_nanotron_gets_no_config_that_cannot_start() -> None:
-    run = ExportRequest(
-        model=LLAMA, cluster=cluster_from_shorthand("h100-80gb-sxm:1x8"),
-        workload=Workload(seq_len=4096, global_batch=8), plan=Plan(pp=8, micro_batch=8),
-    )  # fmt: skip
-    with pytest.raises(IllegalPlanError, match="at least pp - 1 = 7 micro-batches"):
-        nanotron.export(run)
 
 
 def test_a_kernel_that_a_device_does_not_run_is_refused() -> None:
