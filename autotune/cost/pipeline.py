@@ -18,6 +18,26 @@ def chunk_layers(layers: int, chunks: int) -> list[int]:
     return [layers // chunks + (i < layers % chunks) for i in range(chunks)]
 
 
+def ends_counted(layers: int, chunks: int) -> int:
+    """How many of the loss and the embedding count as a layer, in this order, so that the chunks of an interleaved
+    schedule are equal: 0, 1 or 2 (Megatron-LM's --account-for-loss-in-pipeline-split and -embedding-); 3 if no way is.
+    """
+    return next((ends for ends in range(3) if (layers + ends) % chunks == 0), 3)
+
+
+def interleaved_layers(layers: int, chunks: int) -> list[int]:
+    """Layers of each chunk of an interleaved schedule: the last has one less where the loss counts as one, the first
+    where the embedding does; as even as possible where neither makes them equal.
+    """
+    ends = ends_counted(layers, chunks)
+    if ends > 2:
+        return chunk_layers(layers, chunks)
+    sizes = [(layers + ends) // chunks] * chunks
+    sizes[-1] -= ends > 0
+    sizes[0] -= ends > 1
+    return sizes
+
+
 def cut_by_cost(layers: int, chunks: int, head_layers: float) -> list[int]:
     """Layers of each chunk where the head counts as so many layers: a chunk is full once the running total reaches its
     equal share (nanotron/models/base.py, `build_model`), so that early chunks are the larger ones and the last may hold
@@ -59,7 +79,8 @@ def stages(dense: int, moe: int, pp: int, vpp: int, head_layers: float = 0.0, mo
 
     With `head_layers` stages are cut by cost, the head's included; else by layers.
     """
-    sizes = cut_by_cost(dense + moe, pp * vpp, head_layers) if head_layers else chunk_layers(dense + moe, pp * vpp)
+    cut = interleaved_layers if vpp > 1 else chunk_layers
+    sizes = cut_by_cost(dense + moe, pp * vpp, head_layers) if head_layers else cut(dense + moe, pp * vpp)
     ends = np.cumsum(sizes)
     before = [
         int(end) // moe_every * (moe_every - 1) + int(end) % moe_every for end in ends

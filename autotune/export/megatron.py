@@ -5,6 +5,7 @@ The rank order is the plan's: Megatron's default, tp-cp-ep-dp-pp.
 
 from __future__ import annotations
 
+from autotune.cost.pipeline import ends_counted
 from autotune.export.arguments import ExportRequest, LaunchArguments, flags, refuse
 from autotune.specs import DType, ModelSpec, Norm, Optimizer, Plan, Position, Recompute, Schedule, Workload
 
@@ -16,7 +17,15 @@ SHARDING = {2: "optim_grads", 3: "optim_grads_params"}
 def export(run: ExportRequest) -> LaunchArguments:
     """The command of one node. Raises IllegalPlanError for what Megatron-LM has no argument for."""
     check(NAME, run)
-    words = {**_shape(run.model, run.workload), **_moe(run.model), **_parallelism(run.plan), **_batch(run)}
+    ends = ends_counted(run.model.layers, run.plan.pp * run.plan.vpp)
+    words = {
+        **_shape(run.model, run.workload),
+        **_moe(run.model),
+        **_parallelism(run.plan),
+        "--account-for-embedding-in-pipeline-split": ends > 1,
+        "--account-for-loss-in-pipeline-split": ends > 0,
+        **_batch(run),
+    }
     return LaunchArguments(
         target=NAME, argv=(*run.torchrun(), "pretrain_gpt.py", *flags(words)), notes=tuple(_notes(run.plan))
     )
@@ -31,7 +40,10 @@ def check(target: str, run: ExportRequest) -> None:
         run,
         (
             (plan.pp > 1 and plan.schedule is Schedule.GPIPE, "Megatron has no GPipe schedule: use 1f1b"),
-            (model.layers % chunks > 0, f"Megatron needs layers ({model.layers}) divisible by pp * vpp ({chunks})"),
+            (
+                ends_counted(model.layers, chunks) > (2 if plan.vpp > 1 else 0),
+                f"Megatron needs layers ({model.layers}) divisible by pp * vpp ({chunks})",
+            ),
             (plan.zero_stage > 1 and plan.pp > 1, "Megatron-FSDP (ZeRO-2, ZeRO-3) and a pipeline exclude each other"),
             (
                 model.experts > 0 and plan.tp > 1 and not plan.sequence_parallel,

@@ -8,6 +8,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 
+from autotune.cost.pipeline import ends_counted
 from autotune.imports.logs import MIB, LogFile, LoggedStep, TrainingLog
 
 _ARGUMENT = re.compile(r"^\s+([a-z][a-z0-9_]*) \.{3,} (.*?)\s*$")
@@ -112,7 +113,7 @@ def _state(log: TrainingLog, arguments: Arguments) -> None:
 
 def _require_sayable(log: TrainingLog, arguments: Arguments) -> None:
     """Raises InputError for what makes another plan than the one that would be stored; notes what a plan cannot say."""
-    staged = arguments.get("pipeline_model_parallel_size", (0, "1"))[1] != "1"
+    staged = arguments.get("pipeline_model_parallel_size", (0, "1"))[1] != "1" and not _ends_are_counted(log, arguments)
     for name, what in (_ELSE | _UNEVEN if staged else _ELSE).items():
         line, text = arguments.get(name, (0, ""))
         alone = name == "num_distributed_optimizer_instances" and text == "1"
@@ -128,6 +129,20 @@ def _require_sayable(log: TrainingLog, arguments: Arguments) -> None:
     line, text = arguments.get("expert_tensor_parallel_size", (0, "None"))
     if text not in {"None", arguments.get("tensor_model_parallel_size", (0, "1"))[1]}:
         log.notes.append(f"line {line}: expert_tensor_parallel_size {text}, which a plan does not say")
+
+
+def _ends_are_counted(log: TrainingLog, arguments: Arguments) -> bool:
+    """Whether loss or both ends count as layers so that interleaved chunks are equal, which such a plan stands for."""
+    ends = [f"account_for_{end}_in_pipeline_split" for end in ("loss", "embedding")]
+    loss, embedding = (_is_on(arguments, name) for name in ends)
+    others = (name for name in _UNEVEN if name not in ends)
+    if not loss or any(arguments.get(name, (0, ""))[1] not in _OFF for name in others):
+        return False
+    line, text = arguments.get("virtual_pipeline_model_parallel_size", (0, "None"))
+    if text == "None":
+        return False
+    chunks = int(log.value("pp") or 1) * log.file.count(line, "virtual_pipeline_model_parallel_size", text)
+    return ends_counted(int(log.value("layers") or 0), chunks) == 1 + embedding
 
 
 def _plan(log: TrainingLog, arguments: Arguments) -> None:

@@ -211,13 +211,14 @@ CHOICE_RULES = (
     ),
     Rule(
         lambda case: (
-            (case.table.schedule == INTERLEAVED) & (case.model.layers % case.chunks != 0)
+            (case.table.schedule == INTERLEAVED)
+            & np.all([(case.model.layers + ends) % case.chunks != 0 for ends in range(3)], axis=0)
             if case.runtime is Runtime.ANY
             else _all_rows(case, False)
         ),
         lambda case, i: (
             f"layers {case.model.layers} is not divisible by pp {case.table.pp[i]} * vpp {case.table.vpp[i]}, "
-            "which interleaved needs"
+            "which interleaved needs, even if loss and embedding count as layers"
         ),
     ),
     _torch_only(

@@ -105,7 +105,9 @@ def _layouts(devices: int, layers: int, space: Space) -> PlanTable:
 
 def _pipelines(model: ModelSpec, space: Space, runtime: Runtime) -> Options:
     """The schedules with the numbers of chunks that they can have."""
-    chunks = divisors(model.layers) if runtime is Runtime.ANY else range(1, model.layers + 1)
+    chunks = sorted({each for ends in range(3) for each in divisors(model.layers + ends)})
+    if runtime is not Runtime.ANY:
+        chunks = list(range(1, model.layers + 1))
     return [
         {"schedule": code, "vpp": vpp}
         for code, schedule in enumerate(SCHEDULES)

@@ -277,6 +277,21 @@ def test_biases_that_megatron_cannot_separate_are_refused() -> None:
         export("megatron", Plan(dp=16), odd)
 
 
+def test_ends_that_count_as_layers_are_said() -> None:
+    """126 layers, loss and embedding on 128 chunks; 63 and the loss on 64."""
+    both = Plan(pp=8, vpp=8, dp=2, schedule=Schedule.INTERLEAVED)
+    uneven = model("llama3.1-405b")
+    argv = export("megatron", both, uneven.model_copy(update={"layers": 126})).argv
+    assert {"--account-for-embedding-in-pipeline-split", "--account-for-loss-in-pipeline-split"} <= set(argv)
+    argv = export("megatron", both, uneven.model_copy(update={"layers": 127})).argv
+    assert "--account-for-loss-in-pipeline-split" in argv
+    assert "--account-for-embedding-in-pipeline-split" not in argv
+    config = parsed(export("nemo", both, uneven))
+    assert config["model"]["account_for_embedding_in_pipeline_split"] is True
+    even = export("megatron", both, uneven.model_copy(update={"layers": 128})).argv
+    assert not [word for word in even if word.startswith("--account")]
+
+
 @pytest.mark.parametrize("preset", [preset.name for preset in models() if preset.uniform])
 def test_every_preset_has_megatron_arguments(preset: str) -> None:
     assert "pretrain_gpt.py" in export("megatron", Plan(dp=16, zero_stage=1), preset).argv

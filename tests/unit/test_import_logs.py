@@ -221,6 +221,14 @@ def test_arguments_that_are_off_change_nothing(changes: dict[str, object]) -> No
     assert (found.runs[0].plan, found.runs[0].workload, found.notes) == (plain.runs[0].plan, plain.runs[0].workload, [])
 
 
+def test_ends_that_count_as_layers_are_an_interleaved_plan_of_ours() -> None:
+    changes = {"num_layers": 30, "virtual_pipeline_model_parallel_size": 4, "account_for_loss_in_pipeline_split": True}
+    both = megatron(import_logs.megatron(**changes, account_for_embedding_in_pipeline_split=True)).runs[0]
+    assert (both.plan.vpp, both.plan.pp, both.plan.schedule) == (4, 2, Schedule.INTERLEAVED)
+    with pytest.raises(InputError, match="account_for_loss"):
+        megatron(import_logs.megatron(**changes))  # 31 on 8 chunks: the last is short by another one
+
+
 def test_arguments_that_change_the_speed_only_are_told() -> None:
     (note,) = megatron(import_logs.megatron(tp_comm_overlap=True)).notes
     assert "tp_comm_overlap (tensor-parallel communication under matrix products)" in note
