@@ -18,24 +18,13 @@ def chunk_layers(layers: int, chunks: int) -> list[int]:
     return [layers // chunks + (i < layers % chunks) for i in range(chunks)]
 
 
-def ends_counted(layers: int, chunks: int) -> int:
-    """How many of the loss and the embedding count as a layer, in this order, so that the chunks of an interleaved
-    schedule are equal: 0, 1 or 2 (Megatron-LM's --account-for-loss-in-pipeline-split and -embedding-); 3 if no way is.
-    """
-    return next((ends for ends in range(3) if (layers + ends) % chunks == 0), 3)
-
-
-def interleaved_layers(layers: int, chunks: int) -> list[int]:
-    """Layers of each chunk of an interleaved schedule: the last has one less where the loss counts as one, the first
-    where the embedding does; as even as possible where neither makes them equal.
-    """
-    ends = ends_counted(layers, chunks)
-    if ends > 2:
+def chunk_with_ends(layers: int, chunks: int) -> list[int]:
+    """As `chunk_layers`; where that is uneven and the embedding and the head, counted as a layer each, make it even,
+    the first and the last chunk have one layer less (Megatron-LM, --account-for-embedding-in-pipeline-split)."""
+    if layers % chunks == 0 or chunks == 1 or (layers + 2) % chunks:
         return chunk_layers(layers, chunks)
-    sizes = [(layers + ends) // chunks] * chunks
-    sizes[-1] -= ends > 0
-    sizes[0] -= ends > 1
-    return sizes
+    each = (layers + 2) // chunks
+    return [each - 1, *[each] * (chunks - 2), each - 1]
 
 
 def cut_by_cost(layers: int, chunks: int, head_layers: float) -> list[int]:
@@ -73,20 +62,22 @@ class Stage:
 
 
 @lru_cache(maxsize=65536)
-def stages(dense: int, moe: int, pp: int, vpp: int, head_layers: float = 0.0, moe_every: int = 1) -> tuple[Stage, ...]:
+def stages(
+    dense: int, moe: int, pp: int, vpp: int, head_layers: float = 0.0, moe_every: int = 1, ends: bool = False
+) -> tuple[Stage, ...]:
     """All stages of a model whose first `dense` layers are dense and the other `moe` mixtures of experts; or where each
     `moe_every`-th layer is a mixture.
 
-    With `head_layers` stages are cut by cost, the head's included; else by layers.
+    With `head_layers` stages are cut by cost, the head's included; else by layers, with `ends` as `chunk_with_ends`.
     """
-    cut = interleaved_layers if vpp > 1 else chunk_layers
+    cut = chunk_with_ends if ends else chunk_layers
     sizes = cut_by_cost(dense + moe, pp * vpp, head_layers) if head_layers else cut(dense + moe, pp * vpp)
-    ends = np.cumsum(sizes)
+    until = np.cumsum(sizes)
     before = [
-        int(end) // moe_every * (moe_every - 1) + int(end) % moe_every for end in ends
+        int(end) // moe_every * (moe_every - 1) + int(end) % moe_every for end in until
     ]  # dense layers up to there
     if moe_every == 1:
-        before = [min(int(end), dense) for end in ends]
+        before = [min(int(end), dense) for end in until]
     dense_in = [to - (before[i - 1] if i else 0) for i, to in enumerate(before)]
     found: list[Stage] = []
     dense_before = moe_before = 0
@@ -102,14 +93,14 @@ def stages(dense: int, moe: int, pp: int, vpp: int, head_layers: float = 0.0, mo
 
 @lru_cache(maxsize=65536)
 def worst_stages(
-    dense: int, moe: int, pp: int, vpp: int, head_layers: float = 0.0, moe_every: int = 1
+    dense: int, moe: int, pp: int, vpp: int, head_layers: float = 0.0, moe_every: int = 1, ends: bool = False
 ) -> tuple[tuple[Stage, ...], tuple[Stage, ...]]:
     """(the stages that may have the most memory, those that may only set the pace).
 
     Of two where one holds no less, it is the earlier one that has more memory (it keeps at least as many
     micro-batches), but either may set the pace: what is left out has both a fuller stage before and one behind it.
     """
-    held = stages(dense, moe, pp, vpp, head_layers, moe_every)
+    held = stages(dense, moe, pp, vpp, head_layers, moe_every, ends)
     heavy = [stage for i, stage in enumerate(held) if not any(stage.within(other) for other in held[:i])]
     late = [stage for i, stage in enumerate(held) if not any(stage.within(other) for other in held[i + 1 :])]
     return tuple(heavy), tuple(stage for stage in late if stage not in heavy)
@@ -135,8 +126,9 @@ class StageSlots:
         return len(self.index)
 
 
-def stage_slots(model: ModelSpec, layouts: Layouts, *, by_cost: bool = False) -> StageSlots:
-    """The candidate stages of every layout; `by_cost` counts the head as the layers that it costs."""
+def stage_slots(model: ModelSpec, layouts: Layouts, *, by_cost: bool = False, ends: bool = False) -> StageSlots:
+    """The candidate stages of every layout; `by_cost` counts the head as the layers that it costs, `ends` either end as
+    one where that makes stages even."""
     dense, moe = layer_counts(model)
     top = int(layouts.vpp.max(initial=1)) + 1
     codes, inverse = distinct((layouts.pp * top + layouts.vpp).astype(np.int64))
@@ -146,7 +138,7 @@ def stage_slots(model: ModelSpec, layouts: Layouts, *, by_cost: bool = False) ->
         width = (3 if model.gated else 2) * (model.top_k * model.expert_ffn if model.experts else model.ffn)
         layer = 4.0 * model.heads * model.head_dim * model.hidden + width * model.hidden
         head = model.vocab * model.hidden / layer
-    split = [worst_stages(dense, moe, int(code) // top, int(code) % top, head, model.moe_every) for code in codes]
+    split = [worst_stages(dense, moe, int(code) // top, int(code) % top, head, model.moe_every, ends) for code in codes]
     most = max((len(heavy) for heavy, _ in split), default=1)
     candidates = [heavy + late for heavy, late in split]
     width = max((len(found) for found in candidates), default=1)

@@ -5,7 +5,6 @@ The rank order is the plan's: Megatron's default, tp-cp-ep-dp-pp.
 
 from __future__ import annotations
 
-from autotune.cost.pipeline import ends_counted
 from autotune.export.arguments import ExportRequest, LaunchArguments, flags, refuse
 from autotune.specs import DType, ModelSpec, Norm, Optimizer, Plan, Position, Recompute, Schedule, Workload
 
@@ -17,18 +16,19 @@ SHARDING = {2: "optim_grads", 3: "optim_grads_params"}
 def export(run: ExportRequest) -> LaunchArguments:
     """The command of one node. Raises IllegalPlanError for what Megatron-LM has no argument for."""
     check(NAME, run)
-    ends = ends_counted(run.model.layers, run.plan.pp * run.plan.vpp)
-    words = {
-        **_shape(run.model, run.workload),
-        **_moe(run.model),
-        **_parallelism(run.plan),
-        "--account-for-embedding-in-pipeline-split": ends > 1,
-        "--account-for-loss-in-pipeline-split": ends > 0,
-        **_batch(run),
-    }
+    words = {**_shape(run.model, run.workload), **_moe(run.model), **_parallelism(run.plan), **_batch(run)}
+    words |= {flag: True for flag in ENDS if counts_ends(run)}
     return LaunchArguments(
         target=NAME, argv=(*run.torchrun(), "pretrain_gpt.py", *flags(words)), notes=tuple(_notes(run.plan))
     )
+
+
+ENDS = ("--account-for-embedding-in-pipeline-split", "--account-for-loss-in-pipeline-split")
+
+
+def counts_ends(run: ExportRequest) -> bool:
+    """Whether the embedding and the head count as layers, because layers alone do not divide over the stages."""
+    return run.model.layers % (run.plan.pp * run.plan.vpp) > 0
 
 
 def check(target: str, run: ExportRequest) -> None:
@@ -41,8 +41,8 @@ def check(target: str, run: ExportRequest) -> None:
         (
             (plan.pp > 1 and plan.schedule is Schedule.GPIPE, "Megatron has no GPipe schedule: use 1f1b"),
             (
-                ends_counted(model.layers, chunks) > (2 if plan.vpp > 1 else 0),
-                f"Megatron needs layers ({model.layers}) divisible by pp * vpp ({chunks})",
+                model.layers % chunks > 0 and (model.layers + 2) % chunks > 0,
+                f"Megatron needs layers ({model.layers}), or layers and both ends, divisible by pp * vpp ({chunks})",
             ),
             (plan.zero_stage > 1 and plan.pp > 1, "Megatron-FSDP (ZeRO-2, ZeRO-3) and a pipeline exclude each other"),
             (

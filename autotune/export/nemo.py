@@ -6,13 +6,15 @@ from typing import Any
 
 import yaml
 
-from autotune.cost.pipeline import ends_counted
 from autotune.export import megatron
 from autotune.export.arguments import ExportRequest, LaunchArguments, refuse
 from autotune.specs import DType, Plan, Recompute
 
 NAME = "nemo"
 _PRECISION = {DType.BF16: "bf16_mixed", DType.FP16: "fp16_mixed"}
+
+
+_ENDS = {"account_for_embedding_in_pipeline_split": True, "account_for_loss_in_pipeline_split": True}
 
 
 def export(run: ExportRequest) -> LaunchArguments:
@@ -40,7 +42,7 @@ def _config(run: ExportRequest) -> dict[str, Any]:
     plan, workload = run.plan, run.workload
     fsdp = plan.zero_stage > 1
     return {
-        "model": {"seq_length": workload.seq_len, **_parallelism(plan), **_ends(run)},
+        "model": {"seq_length": workload.seq_len, **_parallelism(plan), **(_ENDS if megatron.counts_ends(run) else {})},
         "dataset": {"seq_length": workload.seq_len},
         "train": {"global_batch_size": workload.global_batch, "micro_batch_size": plan.micro_batch},
         "mixed_precision": _PRECISION[workload.dtype],
@@ -52,13 +54,6 @@ def _config(run: ExportRequest) -> dict[str, Any]:
         },
         **({"dist": {"use_megatron_fsdp": True}, "checkpoint": {"ckpt_format": "fsdp_dtensor"}} if fsdp else {}),
     }
-
-
-def _ends(run: ExportRequest) -> dict[str, Any]:
-    """Which ends count as a layer where the stages are cut; nothing where the layers are enough."""
-    ends = ends_counted(run.model.layers, run.plan.pp * run.plan.vpp)
-    counted = {"account_for_loss_in_pipeline_split": ends > 0, "account_for_embedding_in_pipeline_split": ends > 1}
-    return {name: True for name, holds in counted.items() if holds}
 
 
 def _parallelism(plan: Plan) -> dict[str, Any]:

@@ -8,7 +8,6 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 
-from autotune.cost.pipeline import ends_counted
 from autotune.imports.logs import MIB, LogFile, LoggedStep, TrainingLog
 
 _ARGUMENT = re.compile(r"^\s+([a-z][a-z0-9_]*) \.{3,} (.*?)\s*$")
@@ -54,8 +53,6 @@ _UNEVEN = {
 }
 """The same, where there is a pipeline."""
 _NOTED = {
-    "tp_comm_overlap": "tensor-parallel communication under matrix products",
-    "overlap_moe_expert_parallel_comm": "the experts' exchange under another micro-batch",
     "delay_wgrad_compute": "weight gradients computed later",
     "moe_enable_deepep": "the experts' exchange by DeepEP",
     "enable_cuda_graph": "CUDA graphs",
@@ -132,17 +129,18 @@ def _require_sayable(log: TrainingLog, arguments: Arguments) -> None:
 
 
 def _ends_are_counted(log: TrainingLog, arguments: Arguments) -> bool:
-    """Whether loss or both ends count as layers so that interleaved chunks are equal, which such a plan stands for."""
-    ends = [f"account_for_{end}_in_pipeline_split" for end in ("loss", "embedding")]
-    loss, embedding = (_is_on(arguments, name) for name in ends)
+    """Whether embedding and loss count as a layer each so that the chunks are equal: such a plan is cut like that."""
+    ends = [f"account_for_{end}_in_pipeline_split" for end in ("embedding", "loss")]
     others = (name for name in _UNEVEN if name not in ends)
-    if not loss or any(arguments.get(name, (0, ""))[1] not in _OFF for name in others):
+    if not all(_is_on(arguments, name) for name in ends) or any(_said(arguments, name) for name in others):
         return False
     line, text = arguments.get("virtual_pipeline_model_parallel_size", (0, "None"))
-    if text == "None":
-        return False
-    chunks = int(log.value("pp") or 1) * log.file.count(line, "virtual_pipeline_model_parallel_size", text)
-    return ends_counted(int(log.value("layers") or 0), chunks) == 1 + embedding
+    vpp = 1 if text == "None" else log.file.count(line, "virtual_pipeline_model_parallel_size", text)
+    return (int(log.value("layers") or 0) + 2) % (int(log.value("pp") or 1) * vpp) == 0
+
+
+def _said(arguments: Arguments, name: str) -> bool:
+    return arguments.get(name, (0, ""))[1] not in _OFF
 
 
 def _plan(log: TrainingLog, arguments: Arguments) -> None:
@@ -193,6 +191,13 @@ def _formats(log: TrainingLog, arguments: Arguments) -> None:
         fp8 = arguments.get("fp8", arguments.get("fp8_format", (0, "None")))[1] not in {"None", "False"}
         half = next((name for name in ("bf16", "fp16") if _is_on(arguments, name)), "fp32")
         log.state("dtype", "fp8" if fp8 else half, arguments["bf16"][0])
+    for name, ours in (("tp_comm_overlap", "tp_overlap"), ("overlap_moe_expert_parallel_comm", "ep_overlap")):
+        if _is_on(arguments, name):
+            log.state(ours, True, arguments[name][0])
+    line, text = arguments.get("attention_backend", (0, ""))
+    local = arguments.get("transformer_impl", (0, ""))[1] == "local" and "use_flash_attn" in arguments
+    if "unfused" in text or "local" in text or (not line and local and not _is_on(arguments, "use_flash_attn")):
+        log.state("attention", "unfused", line or arguments["use_flash_attn"][0])
     if "accumulate_allreduce_grads_in_fp32" in arguments:
         line, text = arguments["accumulate_allreduce_grads_in_fp32"]
         half = next((name for name in ("bf16", "fp16") if _is_on(arguments, name)), "fp32")

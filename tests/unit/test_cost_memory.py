@@ -11,16 +11,7 @@ from autotune.catalog import cluster_from_shorthand, model
 from autotune.cost.estimate import estimate, memory_table
 from autotune.cost.memory import MemoryModel, layer_token_bytes, optimizer_bytes
 from autotune.cost.parameters import total_parameters
-from autotune.cost.pipeline import (
-    Stage,
-    StageSlots,
-    chunk_layers,
-    cut_by_cost,
-    in_flight,
-    interleaved_layers,
-    stage_slots,
-    stages,
-)
+from autotune.cost.pipeline import Stage, StageSlots, chunk_layers, cut_by_cost, in_flight, stage_slots, stages
 from autotune.cost.table import SCHEDULES, Layouts, PlanTable, Shapes, pieces
 from autotune.specs import BytesByPart, DType, ModelSpec, Optimizer, Plan, Recompute, Schedule, Workload
 
@@ -183,10 +174,6 @@ def test_a_chunk_is_full_once_its_share_is_reached(layers: int, head: float, chu
 
 def test_layers_are_spread_as_evenly_as_can_be() -> None:
     assert chunk_layers(10, 4) == [3, 3, 2, 2]
-    assert interleaved_layers(16, 4) == [4, 4, 4, 4]
-    assert interleaved_layers(15, 4) == [4, 4, 4, 3]  # the loss counts as a layer
-    assert interleaved_layers(14, 4) == [3, 4, 4, 3]  # and the embedding
-    assert interleaved_layers(13, 4) == [4, 3, 3, 3]
     held = stages(1, 9, 2, 2)
     assert [(stage.dense_layers, stage.moe_layers) for stage in held] == [(1, 4), (0, 5)]
 

@@ -19,7 +19,7 @@ ALLOWED: dict[str, set[str]] = {
     "settings": {"errors"},
     "catalog": BASE,
     "cost": BASE,
-    "export": BASE | {"cost"},
+    "export": BASE,
     "ports": BASE,
     "search": BASE | {"cost"},
     "explain": BASE | {"cost", "search"},
