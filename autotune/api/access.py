@@ -24,6 +24,7 @@ from starlette.concurrency import run_in_threadpool
 from starlette.exceptions import HTTPException
 
 from autotune.api.connections import origin_of
+from autotune.api.requests import JsonRequest
 from autotune.api.sharing import Combiner, Shared
 from autotune.errors import InputError
 from autotune.fleet.keys import hash_of, refusal
@@ -175,7 +176,7 @@ class GuardedRoute(APIRoute):
                 await gate.admit_anybody(request)
             if role is not None:
                 request.state.principal = await gate.admit(request, role)
-            return await handle(request)
+            return await handle(JsonRequest(request.scope, request.receive))
 
         return guarded
 

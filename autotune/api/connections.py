@@ -41,6 +41,9 @@ HEAD_S = 10.0
 BODY_S = 30.0
 """From the end of the headers to the end of the body: 1 MiB at 35 KiB/s."""
 
+IDLE_S = 5.0
+"""From an answer to the first byte of the next request."""
+
 UNREAD_S = 30.0
 READ_BYTES = 16 * 1024
 """A client that reads less of its answer than that in UNREAD_S does not read."""
@@ -81,7 +84,7 @@ TEXTS = {
     Reason.LARGE_HEAD: f"more than {MAX_HEAD_BYTES} bytes or {MAX_HEADERS} lines of headers",
     Reason.LARGE_BODY: f"more than {MAX_SENT_BYTES} bytes of a body",
     Reason.MALFORMED: "no HTTP",
-    Reason.PIPELINED: f"more than {MAX_PIPELINED} requests before the answer to the first",
+    Reason.PIPELINED: f"more than {MAX_PIPELINED} requests before the first answer, or any before one that refuses",
     Reason.SLOW_HEAD: f"headers that were not complete after {HEAD_S:.0f} s",
     Reason.SLOW_BODY: f"a body that was not complete after {BODY_S:.0f} s",
     Reason.UNREAD: f"an answer that was not read for {UNREAD_S:.0f} s",
@@ -189,6 +192,7 @@ class Connection(HttpToolsProtocol):
 
     def __init__(self, *args: Any, crowd: Crowd, **options: Any) -> None:
         super().__init__(*args, **options)
+        self.timeout_keep_alive = IDLE_S  # type: ignore[assignment]  # uvicorn declares whole seconds
         self._crowd, self.origin = crowd, "none"
         self._reading, self._taken_bytes, self._deadline = Reading.HEAD, 0, math.inf
         self._is_over = False  # nothing that comes is read any more
@@ -280,6 +284,10 @@ class Connection(HttpToolsProtocol):
     def on_response_complete(self) -> None:
         """Called after each answer."""
         rests = self._answering is not None and self._answering.scope["state"].get(RESTING)
+        if rests and self.pipeline:
+            self.pipeline.clear()
+            self._end(Reason.PIPELINED)
+            self.transport.close()
         super().on_response_complete()
         if rests and not self.transport.is_closing():
             self.flow.pause_reading()

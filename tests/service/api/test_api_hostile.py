@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 import json
+import re
 import resource
 import socket
 from collections.abc import Iterator
@@ -14,7 +16,7 @@ from urllib.parse import urlsplit
 import httpx
 import psutil
 import pytest
-from api_server import TIMEOUT_S, Api, StartApi, assert_problem
+from api_server import TIMEOUT_S, TINY, Api, StartApi, assert_problem
 from crew import wait_for
 from databases import Databases
 from fleet_records import live_tuning
@@ -22,9 +24,10 @@ from prometheus_client.parser import text_string_to_metric_families
 from services import RedisServer
 from test_api_serve import served
 
-from autotune.api import connections
+from autotune.api import connections, server
 from autotune.api import events as stream
 from autotune.api.connections import MAX_HEAD_BYTES, MAX_SENT_BYTES, origin_of
+from autotune.api.examples import CLUSTERS, KEYS, MODELS, QUARANTINES, TUNING_REQUESTS
 from autotune.specs import EventKind, Role
 from storage import SqlStore
 from storage.fleet.tables import EventRow
@@ -308,3 +311,130 @@ def test_an_address_is_a_network_where_one_client_has_many() -> None:
     assert origin_of("192.0.2.7") == "192.0.2.7"
     assert origin_of("::ffff:192.0.2.7") == "192.0.2.7"
     assert origin_of("2001:db8:1:2:3::4") == origin_of("2001:db8:1:2:ffff::1") != origin_of("2001:db8:1:3::1")
+
+
+BODIES = {
+    "/tunings": next(iter(TUNING_REQUESTS.values()))["value"],
+    "/models": next(iter(MODELS.values()))["value"],
+    "/clusters": next(iter(CLUSTERS.values()))["value"],
+    "/keys": next(iter(KEYS.values()))["value"],
+    "/nodes/a/quarantine": next(iter(QUARANTINES.values()))["value"],
+}
+WRONG = (
+    "1" + "0" * 400, "-1" + "0" * 400, "9" * 5000, "NaN", "Infinity", "-Infinity", "1e400", "[" * 900 + "]" * 900,
+    '{"a":' * 900 + "1" + "}" * 900, '"\\ud800"', '"\\udc00x"', '"\\u0000"', '{"a":1,"a":1}',
+)  # fmt: skip
+LARGE = (
+    "[" * 90_000, "[" + ",".join(["[]"] * 300_000) + "]", '"' + "x" * 1_000_000 + '"',
+    "{" + ",".join(f'"k{number}":{number}' for number in range(15_000)) + "}",
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("path", BODIES)
+def test_no_value_in_a_body_is_an_error_of_ours(api: Api, path: str) -> None:
+    body = BODIES[path]
+    bodies = [json.dumps(body | {name: "@"}) for name in [*body, "more"]]
+    contents = [each.replace('"@"', value) for each in bodies for value in WRONG]
+    contents += [each.replace('"@"', value) for each in ('"@"', bodies[-1]) for value in LARGE]
+    for content in (*contents, *WRONG):
+        answer = api.request("POST", path, content=content.encode(), headers={"content-type": "application/json"})
+        assert answer.status_code in {400, 413, 422}, (content[:200], answer.text)
+        assert answer.headers["content-type"] == "application/problem+json"
+
+
+def test_no_number_in_a_query_is_an_error_of_ours(api: Api) -> None:
+    asked = {"model": "gpt2", "cluster": "pair"}
+    numbers = {
+        "/plans": ("nodes", "seq_len", "global_batch", "tp", "zero_stage", "top"), "/best": ("nodes", "seq_len"),
+        "/tunings": ("limit",), "/known": ("limit", "after"), "/measurements": ("limit", "after"), "/jobs": ("limit",),
+    }  # fmt: skip
+    for path, names in numbers.items():
+        for name, value in itertools.product(
+            names, ("1" + "0" * 400, "9" * 5000, "1e400", "NaN", "Infinity", "\ud800")
+        ):
+            answer = api.request("GET", path, params=asked | {name: value.encode("utf-8", "surrogatepass")})
+            assert answer.status_code == 422, (path, name, value[:20], answer.text)
+
+
+def test_a_key_that_comes_twice_means_nothing(api: Api) -> None:
+    content = json.dumps(TINY)[:-1] + ', "seed": 1, "seed": 2}'
+    refused = api.request("POST", "/tunings", content=content, headers={"content-type": "application/json"})
+    assert_problem(refused, 400, "malformed", "seed", "twice")
+
+
+def test_no_header_is_an_error_of_ours(start_api: StartApi) -> None:
+    api = start_api(open_locally=True)
+    for name, value in (
+        ("Host", b"["), ("Host", b"[::1"), ("Host", b"a:b:c"), ("Host", b"\xff"), ("Authorization", b"Bearer \xff"),
+        ("Authorization", b"Bearer " + b"x" * 20_000), ("Content-Type", b"application/json; charset=\xff"),
+        ("Last-Event-ID", b"9" * 5000), ("Idempotency-Key", b"\x80"),
+    ):  # fmt: skip
+        for method, path in (("GET", "/tunings"), ("POST", "/tunings"), ("GET", "/models?limit=1"), ("GET", "/no")):
+            asked = b"%s %s HTTP/1.1\r\n" % (method.encode(), path.encode())
+            host = b"" if name == "Host" else b"Host: 127.0.0.1\r\n"
+            rest = b"%s: %s\r\nContent-Length: 0\r\nConnection: close\r\n\r\n" % (name.encode(), value)
+            with opened(api.url, asked + host + rest) as connection:
+                answer = heard(connection)
+            assert re.match(rb"HTTP/1\.1 [24]", answer), (name, value[:20], method, path, answer[:300])
+
+
+def test_what_no_route_takes_has_a_rate_by_address_and_rests(
+    start_api: StartApi, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    api = start_api(rate="3/hour")
+    missed = [api.request(*asked, None).status_code for asked in (("GET", "/a"), ("PATCH", "/tunings"), ("PUT", "/b"))]
+    assert missed == [404, 405, 404]
+    for asked in (("GET", "/c"), ("TRACE", "/healthz")):
+        refused = api.request(*asked, None)
+        assert_problem(refused, 429, "too-many-requests", "3 per 1 hour")
+        assert int(refused.headers["retry-after"]) > 0
+    assert api.request("GET", "/tunings", Role.READ).status_code == 200
+    monkeypatch.setattr(connections, "REST_S", 3600.0)
+    monkeypatch.setattr(connections, "IDLE_S", 0.5)
+    refused_one = b"GET /c HTTP/1.1\r\nHost: us\r\n\r\n"
+    with opened(api.url, refused_one) as connection:
+        assert connection.recv(13) == b"HTTP/1.1 429 "
+        connection.sendall(GET + b"\r\n")
+        assert b"HTTP/1.1" not in heard(connection)  # the second request is not read
+    with opened(api.url, refused_one + GET + b"\r\n") as connection:
+        assert heard(connection).count(b"HTTP/1.1") == 1
+    assert closed_for(api) == {"idle": 1, "pipelined": 1}
+
+
+def test_nobody_makes_series_of_metrics(api: Api) -> None:
+    def series() -> set[tuple[str, ...]]:
+        families = text_string_to_metric_families(api.request("GET", "/metrics").text)
+        return {(sample.name, *sorted(sample.labels.values())) for each in families for sample in each.samples}
+
+    api.request("GET", "/nothing", None)
+    api.request("PATCH", "/tunings", None)
+    series()
+    before = series()
+    for number in range(5):
+        api.request("GET", f"/nothing/{number}", None)
+    for method in ("PUT", "PROPFIND", "TRACE", "M-SEARCH"):
+        api.request(method, "/tunings", None)
+        api.request(method, "/elsewhere", None)
+    assert series() == before
+
+
+def test_bodies_that_are_being_sent_have_a_bound_in_all(api: Api, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(server, "MAX_BODIES_BYTES", 100_000)
+    head = POST + b"Authorization: Bearer " + api.secret(Role.SUBMIT).encode() + b"\r\n"
+    half = head + b"Content-Length: 100000\r\n\r\n" + b" " * 80_000
+    padded = json.dumps(TINY).ljust(50_000)
+
+    def submit() -> httpx.Response:
+        return api.request("POST", "/tunings", content=padded, headers={"content-type": "application/json"})
+
+    with opened(api.url, half):
+        refused = wait_for("a refusal", lambda: found if (found := submit()).status_code == 503 else None)
+        assert_problem(refused, 503, "unavailable", "is being sent")
+        assert refused.headers["retry-after"]
+    wait_for("room", lambda: submit().status_code == 200)
+
+
+def test_it_is_alive_whatever_its_database_is(start_api: StartApi, url: str) -> None:
+    api = start_api(rate="1/hour")
+    Path(url.removeprefix("sqlite:///")).unlink()
+    assert [api.request("GET", "/livez", None).status_code for _ in range(5)] == [200] * 5
