@@ -22,7 +22,7 @@ from databases import Databases
 from fleet_records import live_tuning
 from prometheus_client.parser import text_string_to_metric_families
 from services import RedisServer
-from test_api_serve import served
+from test_api_serve import OPEN, served
 
 from autotune.api import connections, server
 from autotune.api import events as stream
@@ -105,7 +105,7 @@ def closed_for(api: Api) -> dict[str, float]:
 
 
 def test_no_endless_request_is_taken_or_costs_memory(url: str, broker: RedisServer) -> None:
-    with served(url, broker) as (process, address), httpx.Client(base_url=address, verify=False) as client:
+    with served(url, broker, OPEN) as (process, address), httpx.Client(base_url=address, verify=False) as client:
         assert client.get("/livez").status_code == 200
         server = psutil.Process(process.pid)
         before = server.memory_info().rss
@@ -197,7 +197,7 @@ def test_half_requests_keep_nobody_out(url: str, broker: RedisServer) -> None:
     before = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (256, before[1]))
     try:
-        server = served(url, broker)
+        server = served(url, broker, OPEN)
         process, address = server.__enter__()
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, before)
