@@ -50,9 +50,8 @@ from autotune.specs.model import (
 )
 from autotune.specs.plan import Plan, Recompute, Schedule
 from autotune.specs.profile import ComputeFit, LinkFit, Profile
-from autotune.specs.software import Attention, FrameworkName, Software
 from autotune.specs.tuning import Budget, SamplerName, Space, Trial, TrialState, Tuning, TuningState
-from autotune.specs.workload import DType, Optimizer, Workload
+from autotune.specs.workload import Attention, DType, FrameworkName, Norms, Optimizer, Workload
 
 __all__ = [
     "ApiKey",
@@ -97,6 +96,7 @@ __all__ = [
     "NodeIncident",
     "NodeState",
     "Norm",
+    "Norms",
     "Optimizer",
     "Plan",
     "Position",
@@ -113,7 +113,6 @@ __all__ = [
     "SamplerName",
     "Schedule",
     "SecondsByPart",
-    "Software",
     "Space",
     "Spec",
     "StepReading",
