@@ -110,10 +110,10 @@ def open_fleet(store: SqlStore, queue: Queue, times: FleetTimes = FleetTimes()) 
 
 def open_regression(settings: Settings, store: SqlStore, queue: Queue, fleet: FleetService) -> FleetRegression:
     """What a fleet's tuners do for its checks. Raises InputError where alerts are set up half or wrongly."""
-    from autotune.regression.alerts import senders_of
+    from autotune.regression.alerts import Outbox, senders_of
     from autotune.regression.fleet import FleetRegression
 
-    return FleetRegression(store, queue, merge_reports, fleet, senders_of(settings))
+    return FleetRegression(store, queue, merge_reports, fleet, Outbox(store, senders_of(settings)))
 
 
 def merge_reports(job: Job) -> Ending:
