@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from autotune.errors import IllegalPlanError, InputError
-from autotune.specs import DType, LayerRequest, ModelSpec, Schedule, StepRequest, Workload
+from autotune.specs import DType, LayerRequest, ModelSpec, Position, Schedule, StepRequest, Workload
 
 
 def check_step(request: StepRequest, world_size: int) -> None:
@@ -40,6 +40,8 @@ def check_model(model: ModelSpec, workload: Workload) -> None:
         raise InputError("model.latent_attention", model.name, "the probes train plain attention only: none")
     if workload.dtype is DType.FP8 or workload.grad_dtype is DType.FP8:
         raise InputError("workload.dtype", "fp8", "the probes train in fp32, bf16 and fp16")
+    if model.position is Position.ROPE and model.head_dim % 2:
+        raise InputError("model.head_dim", model.head_dim, "the probes rotate halves of a head: it must be even")
     if model.max_positions and workload.seq_len > model.max_positions:
         raise InputError("workload.seq_len", workload.seq_len, f"the model has {model.max_positions} positions")
 

@@ -11,6 +11,7 @@ from enum import StrEnum
 from typing import Annotated, Any
 
 from celery import Celery
+from kombu.transport import TRANSPORT_ALIASES
 from pydantic import Field, TypeAdapter, ValidationError
 
 from autotune.errors import InputError
@@ -41,6 +42,7 @@ def create_app(settings: Settings) -> Celery:
     """
     if not settings.broker_url.startswith(("redis://", "rediss://", "redis+socket://")):
         raise InputError(BROKER_VARIABLE, shown(settings.broker_url), "give a redis:// or rediss:// URL")
+    TRANSPORT_ALIASES.update(dict.fromkeys(("redis", "rediss"), "autotune.queue.consumer:StrictTransport"))
     app = Celery("autotune", broker=settings.broker_url, set_as_current=False, changes=None)
     app.conf.update(_configuration())
     return app
@@ -57,7 +59,6 @@ def _configuration() -> dict[str, Any]:
         "task_acks_late": True,
         "task_reject_on_worker_lost": True,
         "worker_prefetch_multiplier": 1,
-        "worker_consumer": "autotune.queue.consumer:StrictConsumer",
         # What measures goes on measuring while Redis is away; its message may come again and will be dropped.
         "worker_cancel_long_running_tasks_on_connection_loss": False,
         "broker_connection_retry_on_startup": True,

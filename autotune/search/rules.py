@@ -12,7 +12,7 @@ import numpy.typing as npt
 
 from autotune.cost.parameters import layer_counts
 from autotune.cost.table import GPIPE, INTERLEAVED, ONE_F_ONE_B, SCHEDULES, BoolColumn, PlanTable
-from autotune.specs import ClusterSpec, DType, ModelSpec, Workload
+from autotune.specs import ClusterSpec, DType, ModelSpec, Position, Workload
 
 Integers = npt.NDArray[np.int64]
 
@@ -98,6 +98,12 @@ MODEL_RULES = (
     _torch_only(
         lambda case: _all_rows(case, DType.FP8 in {case.workload.dtype, case.workload.grad_dtype}),
         lambda case, i: "the step probe trains in fp32, bf16 and fp16, not fp8",
+    ),
+    _torch_only(
+        lambda case: _all_rows(case, case.model.position is Position.ROPE and case.model.head_dim % 2 != 0),
+        lambda case, i: (
+            f"the step probe rotates halves of a head: head_dim {case.model.head_dim} is not divisible by 2"
+        ),
     ),
     Rule(
         lambda case: _all_rows(case, 0 < case.model.max_positions < case.workload.seq_len),

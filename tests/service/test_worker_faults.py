@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import base64
+import json
 import signal
 import subprocess
 import sys
+import zlib
 from pathlib import Path
 
 import pytest
 from crew import LONG, QUICK, Crew, assert_gone, wait_for
 
 from autotune.errors import InputError
+from autotune.queue.consumer import fault_of
 from autotune.specs import FailureKind, Job
 
 IMPATIENT = ("--patience", "3")
@@ -163,9 +167,59 @@ def test_a_consumer_that_could_not_acknowledge_consumes_again(crew: Crew) -> Non
     assert [node.children for node in nodes] == children
 
 
-def test_a_worker_outlives_a_message_that_is_not_even_json(crew: Crew) -> None:
-    worker = crew.part["a"]
-    starts = worker.log.count(" ready.")
-    crew.broker.client.lpush("node.a", "\x00 nonsense")
-    wait_for("a new start", lambda: worker.log.count(" ready.") > starts)
+def hostile_messages() -> list[bytes]:
+    """What kombu or Celery would choke on, unpack or obey."""
+    zeros = base64.b64encode(zlib.compress(bytes(100 << 20))).decode()
+    return [
+        b"\x00 nonsense",
+        b"[" * 100_000,
+        b'{"headers": []}',
+        b"9" * 5000,
+        *(json.dumps(each).encode() for each in (None, [], {}, {"headers": {}, "properties": None})),
+        message(body=zeros, headers={"compression": "zlib"}),
+        message(**{"content-encoding": "zlib"}),
+        message(**{"content-type": "application/x-python-serialize"}),
+        message(body=base64.b64encode(b"[" * 50_000).decode()),
+        message(body=base64.b64encode(b'[[{"__type__": "uuid", "__value__": {}}], {}, {}]').decode()),
+        message(body="no base64"),
+        message(body="A" * (4 << 20)),
+        message(body=None),
+        message(headers={"task": ["autotune.run"]}),
+        message(headers={"task": "os.system"}),
+        message(headers={"id": "two\nlines"}),
+        message(headers={"eta": "2100-01-01"}),
+        message(headers={"timelimit": [1, 1]}),
+        message(properties={"delivery_tag": {}}),
+        message(properties={"delivery_info": None}),
+        message(properties={"priority": "high"}),
+    ]
+
+
+def message(
+    *, headers: dict[str, object] | None = None, properties: dict[str, object] | None = None, **changes: object
+) -> bytes:
+    """A canary as it is sent, but for the changes."""
+    call = base64.b64encode(b'[["session"], {}, {"callbacks": null}]').decode()
+    route = {"exchange": "", "routing_key": "node.a"}
+    found = {
+        "body": call,
+        "content-encoding": "utf-8",
+        "content-type": "application/json",
+        "headers": {"task": "autotune.canary", "id": "i", "lang": "py"} | (headers or {}),
+        "properties": {"delivery_info": route, "body_encoding": "base64", "delivery_tag": "t"} | (properties or {}),
+    }
+    return json.dumps(found | changes).encode()
+
+
+def test_a_worker_goes_on_whatever_lies_in_its_queue(crew: Crew) -> None:
+    worker, hostile = crew.part["a"], hostile_messages()
+    starts, dropped, children = worker.log.count(" ready."), worker.log.count("dropped a message:"), worker.children
+    assert fault_of(message()) == ""
+    before = len(worker.log)
+    for each in hostile:
+        crew.broker.client.lpush("node.a", each)
+    wait_for("all are dropped", lambda: worker.log.count("dropped a message:") >= dropped + len(hostile))
     assert crew.wait_ended(crew.create_job(2, QUICK)).failure is None
+    assert worker.log.count("dropped a message:") == dropped + len(hostile)
+    assert (worker.log.count(" ready."), worker.children) == (starts, children)
+    assert "Traceback" not in worker.log[before:]
