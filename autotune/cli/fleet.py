@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 
 from autotune.cli import options, output
 from autotune.cli.options import option
-from autotune.errors import InputError
+from autotune.errors import InputError, masked
 from autotune.settings import Settings, read_settings
 
 if TYPE_CHECKING:
@@ -51,11 +51,10 @@ def serve(
 
 
 def _warn_without_broker(queue: CeleryQueue, url: str) -> None:
-    from autotune.queue.app import shown
-
     if not queue.answers():
         output.error_console().print(
-            f"Warning: the broker {shown(url)} does not answer. Requests are stored; workers get them once it is back.",
+            f"Warning: the broker {masked(url)} does not answer. "
+            "Requests are stored; workers get them once it is back.",
             soft_wrap=True,
         )
 

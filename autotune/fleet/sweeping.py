@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable
 from datetime import datetime
 from typing import TypeVar
 
+from autotune.errors import StoreAwayError
 from autotune.fleet.eligibility import LOST_AFTER_S
 from autotune.fleet.finishing import Merge, finish
 from autotune.fleet.health import check_quarantined
@@ -34,7 +35,8 @@ Item = TypeVar("Item")
 def sweep(store: FleetStore, queue: Queue, merge: Merge, times: FleetTimes) -> None:
     """One pass over everything that may be due. Safe at any time, and beside another one.
 
-    One broken record does not keep the others waiting: what an item raises is logged, and the rest goes on.
+    One broken record does not keep the others waiting: what an item raises is logged, and the rest goes on. Raises
+    StoreAwayError where the database does not answer.
     """
     store.expire_members(grace_s=times.lease_s)
     _each("end job", store.jobs(states={JobState.REPORTED}), lambda job: finish(store, queue, job, merge(job)))
@@ -62,5 +64,7 @@ def _each(what: str, items: Iterable[Item], act: Callable[[Item], object]) -> No
     for item in items:
         try:
             act(item)
+        except StoreAwayError:
+            raise
         except Exception:
             log.exception("sweep: could not %s %s", what, item.id if isinstance(item, Job) else item)

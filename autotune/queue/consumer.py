@@ -31,30 +31,30 @@ _NOT_USED = ("eta", "expires", "group", "group_index", "shadow", "compression")
 _EMPTY = {"timelimit": (None, [None, None]), "retries": (None, 0), "stamps": (None, {})}
 
 
-class StrictQoS(redis.QoS):  # type: ignore[misc]
+class StrictQoS(redis.QoS):
     """What was delivered and not acknowledged."""
 
     def restore_by_tag(self, tag: Any, client: Any = None, leftmost: bool = False) -> None:
         """Gives a message back; drops one that cannot be read."""
         try:
-            super().restore_by_tag(tag, client, leftmost)
+            super().restore_by_tag(tag, client, leftmost)  # type: ignore[no-untyped-call]
         except (ValueError, TypeError, RecursionError) as error:
             log.warning("dropped a message that was not acknowledged: %s", type(error).__name__)
-            self._remove_from_indices(tag).execute()
+            self._remove_from_indices(tag).execute()  # type: ignore[no-untyped-call]
 
 
-class StrictChannel(redis.Channel):  # type: ignore[misc]
+class StrictChannel(redis.Channel):
     """A channel whose consumers get messages of ours alone."""
 
     QoS = StrictQoS
 
     def _create_client(self, asynchronous: bool = False) -> Any:
-        client = super()._create_client(asynchronous)
+        client = super()._create_client(asynchronous)  # type: ignore[no-untyped-call]
         client.set_response_callback("BRPOP", _accepted)
         return client
 
 
-class StrictTransport(redis.Transport):  # type: ignore[misc]
+class StrictTransport(redis.Transport):
     """What create_app has kombu use for Redis."""
 
     Channel = StrictChannel

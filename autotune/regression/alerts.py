@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping
 from datetime import UTC, datetime, timedelta
 from threading import Thread
 
-from autotune.errors import StoreError
+from autotune.errors import StoreAwayError
 from autotune.ports.regression import RegressionStore
 from autotune.regression.senders import InTime, Mail, Sender, SendError, Webhook
 from autotune.settings import Settings
@@ -81,8 +81,8 @@ class Outbox:
     def _deliver(self, senders: Mapping[AlertChannel, Sender]) -> None:
         try:
             deliver(self._store, senders)
-        except StoreError as error:
-            log.warning("alerts wait: %s", error)
+        except StoreAwayError:
+            log.debug("alerts wait for the database")
         except Exception:
             log.exception("alerts could not be sent")
 

@@ -13,7 +13,7 @@ from collections import Counter
 from collections.abc import Callable, Collection, Sequence
 from datetime import datetime
 
-from autotune.errors import AutotuneError, StoreConflictError, UnknownNameError
+from autotune.errors import AutotuneError, StoreAwayError, StoreConflictError, UnknownNameError
 from autotune.fleet.eligibility import common_environment, gang_fingerprint, obstacle
 from autotune.fleet.finishing import Merge
 from autotune.fleet.scheduling import schedule
@@ -133,6 +133,8 @@ def advance_regression(
                 found = advance_check(store, queue, merge, check, channels=channels)
             else:
                 found = _abandoned(store, check, stand_of(store, check))
+        except StoreAwayError:
+            raise
         except Exception:
             log.exception("check %s could not be advanced", check.id)
             continue

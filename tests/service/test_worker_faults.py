@@ -162,7 +162,7 @@ def test_a_consumer_that_could_not_acknowledge_consumes_again(crew: Crew) -> Non
     crew.broker.start()
     assert crew.wait_ended(job).failure is None
     for node in nodes:
-        wait_for("a new connection", lambda each=node: each.log.count("Connected to redis") > each.log.count(" ready."))
+        wait_for("a new connection", lambda each=node: each.says("the broker is back"))
     assert crew.wait_ended(crew.create_job(2, QUICK)).failure is None
     assert [node.children for node in nodes] == children
 
