@@ -28,8 +28,8 @@ NEXT = """
 import sqlalchemy as sa
 from alembic import op
 
-revision = "0008"
-down_revision = "0007"
+revision = "0009"
+down_revision = "0008"
 
 def upgrade():
     op.create_table("notes", sa.Column("id", sa.BigInteger(), primary_key=True))
@@ -63,7 +63,7 @@ class NextRelease:
         self._folder = folder
         package = folder / "storage"
         shutil.copytree(Path(storage.__file__).parent, package, ignore=shutil.ignore_patterns("__pycache__"))
-        migration = package / "migrations" / "versions" / "v0008_notes.py"
+        migration = package / "migrations" / "versions" / "v0009_notes.py"
         migration.write_text(f"{NEXT}    1 / 0\n" if fails else NEXT)
 
     def run(self, code: str, *arguments: object) -> str:

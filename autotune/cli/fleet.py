@@ -144,7 +144,7 @@ def worker(
     address, interface = place(address, interface, settings.broker_url)
     chosen = NodeOptions(
         name=name, cluster=read_cluster(cluster, db), address=address, interface=interface, topology=topology,
-        slots=slots,
+        slots=slots, lost_after_s=settings.times.lease_s,
     )  # fmt: skip
     return run_node(settings, chosen, patience_s=patience)
 

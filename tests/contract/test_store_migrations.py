@@ -149,15 +149,15 @@ def test_the_next_revision_keeps_every_row(old: str, tmp_path: Path) -> None:
         old,
     )
     asked, done = told.splitlines()
-    assert asked.endswith("has the older schema '0007': run `autotune db migrate`")
-    assert done == "0007 0008 () 0008"
+    assert asked.endswith("has the older schema '0008': run `autotune db migrate`")
+    assert done == "0008 0009 () 0009"
     after = content(old)
     assert {row["note"] for row in after["tunings"]} == {"none"}
     assert after.pop("notes") == []
     for name, rows in before.items():
         assert [{key: row[key] for key in was} for was, row in zip(rows, after[name], strict=True)] == rows
     for work in (open_store, migrate, partial(open_store, read_only=True), partial(backup, path=tmp_path / "b")):
-        with pytest.raises(StoreNewerError, match=r"'0008'.*upgrade autotune"):
+        with pytest.raises(StoreNewerError, match=r"'0009'.*upgrade autotune"):
             work(old)
 
 
@@ -177,7 +177,7 @@ def test_the_next_release_backs_up_an_older_database_as_it_is_and_migrates_what_
         "print(backup(argv[1], saved).schema, restore(argv[3], saved).schema, check(argv[3]).problems)",
         old, tmp_path / "saved", empty_url,
     )  # fmt: skip
-    assert told == "0007 0008 ()"
+    assert told == "0008 0009 ()"
     assert content(empty_url)["tunings"] == [row | {"note": "none"} for row in content(old)["tunings"]]
     restored = f"sqlite:///{tmp_path / 'restored.db'}"
     assert restore(restored, tmp_path / "saved").schema == HEAD  # as does ours

@@ -11,11 +11,12 @@ import zlib
 from pathlib import Path
 
 import pytest
-from crew import LONG, QUICK, Crew, assert_gone, wait_for
+from crew import LEASE_S, LONG, POOL, QUICK, Crew, assert_gone, wait_for
 
 from autotune.errors import InputError
 from autotune.queue.consumer import fault_of
 from autotune.specs import FailureKind, Job
+from autotune.wiring import open_fleet
 
 IMPATIENT = ("--patience", "3")
 
@@ -45,6 +46,13 @@ def test_a_killed_worker_leaves_no_process(crew: Crew) -> None:
     assert len(family) == 3  # the worker, its child and its rank
     assert_gone(family)
     assert_retried(crew, job)
+
+
+def test_a_killed_node_is_named_lost_after_its_lease(crew: Crew) -> None:
+    assert crew.store.node("b").lost_after_s == LEASE_S
+    crew.part["b"].kill()
+    fleet = open_fleet(crew.store, crew.queue)
+    wait_for("it is named", lambda: fleet.nodes(POOL)[1].obstacle == f"lost: no heartbeat for over {LEASE_S:g} s")
 
 
 @pytest.mark.slow
