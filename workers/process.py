@@ -18,9 +18,9 @@ from typing import Any
 from celery import Celery, signals
 from celery.exceptions import CPendingDeprecationWarning, SecurityWarning
 
-from autotune.errors import masked
 from autotune.queue.app import BROKER, TaskName
 from autotune.queue.consumer import PrefetchCheck
+from autotune.shown import LogFormatter
 from workers.handlers import Action, install_tasks
 from workers.watchdog import Heartbeat, Watchdog, execute_again
 
@@ -31,14 +31,6 @@ _AGAIN_S = 1.0
 # Celery logs each task that it receives and ends; our own lines say what the tasks did.
 _QUIET = ("celery.worker.strategy", "celery.app.trace", "celery.worker.worker", "alembic.runtime.plugins")
 _OF_THE_BROKER = ("celery.worker.consumer.consumer", "celery.worker.consumer.connection", "celery.worker.request")
-
-
-class Discreet(logging.Formatter):
-    """Writes no password, in tracebacks neither."""
-
-    def format(self, record: logging.LogRecord) -> str:
-        """The record as one text."""
-        return masked(super().format(record))
 
 
 class BrokerNews(logging.Filter):
@@ -153,11 +145,11 @@ def run_worker(
     return int(worker.exitcode or 0)
 
 
-def log_to_stderr() -> None:
+def log_to_stderr(level: int = logging.INFO) -> None:
     """One line an event, from our loggers and Celery's."""
     handler = logging.StreamHandler()
-    handler.setFormatter(Discreet(LOG_FORMAT))
-    logging.basicConfig(level=logging.INFO, handlers=[handler])
+    handler.setFormatter(LogFormatter(LOG_FORMAT))
+    logging.basicConfig(level=level, handlers=[handler])
     for name in _QUIET:
         logging.getLogger(name).setLevel(logging.WARNING)
     for name in _OF_THE_BROKER:

@@ -9,7 +9,7 @@ from typing import Any
 
 from autotune.catalog.gpus import cluster_from_shorthand, is_shorthand
 from autotune.catalog.hf import from_hf_config, is_hf_config
-from autotune.catalog.models import model, models
+from autotune.catalog.models import model, preset
 from autotune.errors import InputError
 from autotune.specs import ClusterSpec, ModelSpec
 from autotune.specs.documents import read_document
@@ -27,11 +27,9 @@ def load_model(ref: str) -> ModelSpec:
         UnsupportedModelError: a config with a part that is not understood.
         InputError: a file that cannot be read or used.
     """
-    if any(preset.name == ref.lower() for preset in models()):
+    if preset(ref) is not None or not _is_path(ref):
         return model(ref)
-    if not _is_path(ref):
-        return model(ref)
-    data = _document(Path(ref))
+    data = _document(Path(ref), infinite=True)  # configs of hybrid models say Infinity
     if is_hf_config(data):
         path = Path(ref)
         name = path.resolve().parent.name if path.stem == "config" else path.stem  # unless the file itself is named
@@ -72,9 +70,9 @@ def _is_path(ref: str) -> bool:
     return path.suffix.lower() in _SUFFIXES or len(path.parts) > 1 or os.path.exists(ref)
 
 
-def _document(path: Path) -> dict[str, Any]:
+def _document(path: Path, *, infinite: bool = False) -> dict[str, Any]:
     """The object in a YAML or JSON file. Raises InputError on anything else."""
-    data = read_document(path)
+    data = read_document(path, infinite=infinite)
     if not isinstance(data, dict):
         raise InputError(str(path), type(data).__name__, "an object with named values is needed")
     return data

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from storage import SqlStore
     from storage.care.backup import Copy
 
-app = typer.Typer(help="The database: migrate, check, count, back up, restore, compact.", no_args_is_help=True)
+app = typer.Typer(help="The database: migrate, grant, check, count, back up, restore, compact.", no_args_is_help=True)
 
 
 def database_url(db: str | None) -> str:
@@ -100,6 +100,21 @@ def migrate(db: options.Database = None, as_json: options.AsJson = False) -> Non
 
 
 @app.command()
+def grant(
+    role: Annotated[str, typer.Argument(metavar="ROLE", help="A role of PostgreSQL that is there already.")],
+    db: options.Database = None,
+    as_json: options.AsJson = False,
+) -> None:
+    """Let a database role do what a node worker does, and nothing else. After each `migrate`, as the owner."""
+    from storage.care.roles import grant_node
+
+    done = grant_node(database_url(db), role)
+    lines = [f"{done.database}: {done.role} may do what a node does"]
+    lines += [f"  {table}: {rights}" for table, rights in done.rights.items()]
+    output.tell(asdict(done), "\n".join(lines), as_json=as_json)
+
+
+@app.command()
 def check(db: options.Database = None, as_json: options.AsJson = False) -> int:
     """Read the whole database and look for damage. Exit status 5 if there is some."""
     from storage.care import maintenance
@@ -145,16 +160,36 @@ def restore(
     overwrite: Annotated[
         bool, option("--overwrite", help="Replace what the database holds, also while others use it.")
     ] = False,
+    keys: Annotated[
+        bool,
+        option("--keys", help="Take over API keys that the database does not know: were any revoked since, they work."),
+    ] = False,
     db: options.Database = None,
     as_json: options.AsJson = False,
 ) -> None:
-    """Put a backup into a new or empty database: all of it, or nothing."""
+    """Put a backup into a new or empty database: all of it, or nothing.
+
+    API keys that the database has stay as they are. What is revoked there or in the backup is revoked.
+    """
     from autotune.wiring import make_folder
     from storage.care.backup import restore as read_backup
 
     make_folder(db)
-    done = read_backup(database_url(db), file, overwrite=overwrite)
+    done = read_backup(database_url(db), file, overwrite=overwrite, keys=keys)
     _print_copy(done, f"{done.file} -> {done.database}", as_json=as_json)
+    unknown = (
+        "other valid keys have their names"
+        if keys
+        else "this database cannot tell whether they were revoked since the backup was made. Make new ones with "
+        "`autotune keys create`, or restore with --keys"
+    )
+    for what, found, why in (
+        ("stay revoked", done.keys_revoked, "that was done since the backup was made"),
+        ("were left out", done.keys_left_out, unknown),
+    ):
+        if found:
+            named = ", ".join(f"{key} of {name}" for key, name in found)
+            output.error_console().print(f"API keys that {what}: {named} ({why})", soft_wrap=True)
 
 
 @app.command()

@@ -53,14 +53,20 @@ class Stage:
 
 
 @lru_cache(maxsize=65536)
-def stages(dense: int, moe: int, pp: int, vpp: int, head_layers: float = 0.0) -> tuple[Stage, ...]:
-    """All stages of a model whose first `dense` layers are dense and the other `moe` mixtures of experts.
+def stages(dense: int, moe: int, pp: int, vpp: int, head_layers: float = 0.0, moe_every: int = 1) -> tuple[Stage, ...]:
+    """All stages of a model whose first `dense` layers are dense and the other `moe` mixtures of experts; or where each
+    `moe_every`-th layer is a mixture.
 
     With `head_layers` stages are cut by cost, the head's included; else by layers.
     """
     sizes = cut_by_cost(dense + moe, pp * vpp, head_layers) if head_layers else chunk_layers(dense + moe, pp * vpp)
     ends = np.cumsum(sizes)
-    dense_in = [max(0, min(int(end), dense) - max(0, int(end) - size)) for end, size in zip(ends, sizes, strict=True)]
+    before = [
+        int(end) // moe_every * (moe_every - 1) + int(end) % moe_every for end in ends
+    ]  # dense layers up to there
+    if moe_every == 1:
+        before = [min(int(end), dense) for end in ends]
+    dense_in = [to - (before[i - 1] if i else 0) for i, to in enumerate(before)]
     found: list[Stage] = []
     dense_before = moe_before = 0
     for index in range(pp):
@@ -75,14 +81,14 @@ def stages(dense: int, moe: int, pp: int, vpp: int, head_layers: float = 0.0) ->
 
 @lru_cache(maxsize=65536)
 def worst_stages(
-    dense: int, moe: int, pp: int, vpp: int, head_layers: float = 0.0
+    dense: int, moe: int, pp: int, vpp: int, head_layers: float = 0.0, moe_every: int = 1
 ) -> tuple[tuple[Stage, ...], tuple[Stage, ...]]:
     """(the stages that may have the most memory, those that may only set the pace).
 
     Of two where one holds no less, it is the earlier one that has more memory (it keeps at least as many
     micro-batches), but either may set the pace: what is left out has both a fuller stage before and one behind it.
     """
-    held = stages(dense, moe, pp, vpp, head_layers)
+    held = stages(dense, moe, pp, vpp, head_layers, moe_every)
     heavy = [stage for i, stage in enumerate(held) if not any(stage.within(other) for other in held[:i])]
     late = [stage for i, stage in enumerate(held) if not any(stage.within(other) for other in held[i + 1 :])]
     return tuple(heavy), tuple(stage for stage in late if stage not in heavy)
@@ -119,7 +125,7 @@ def stage_slots(model: ModelSpec, layouts: Layouts, *, by_cost: bool = False) ->
         width = (3 if model.gated else 2) * (model.top_k * model.expert_ffn if model.experts else model.ffn)
         layer = 4.0 * model.heads * model.head_dim * model.hidden + width * model.hidden
         head = model.vocab * model.hidden / layer
-    split = [worst_stages(dense, moe, int(code) // top, int(code) % top, head) for code in codes]
+    split = [worst_stages(dense, moe, int(code) // top, int(code) % top, head, model.moe_every) for code in codes]
     most = max((len(heavy) for heavy, _ in split), default=1)
     candidates = [heavy + late for heavy, late in split]
     width = max((len(found) for found in candidates), default=1)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from enum import StrEnum
@@ -81,6 +82,12 @@ def _not_divisible(name: str, width: Callable[[Case], int]) -> Rule:
     )
 
 
+def _linear_heads(model: ModelSpec) -> int:
+    """What tp must divide: the heads of values and those of keys; 0 without linear attention."""
+    linear = [mixer.linear for mixer in model.mixers if mixer.linear is not None]
+    return math.gcd(*(count for each in linear for count in (each.heads, each.key_heads)))
+
+
 def _torch_only(broken: Callable[[Case], BoolColumn], reason: Callable[[Case, int], str]) -> Rule:
     """A limit of the step probe."""
     return Rule(lambda case: broken(case) if case.runtime is Runtime.TORCH else _all_rows(case, False), reason)
@@ -94,6 +101,10 @@ MODEL_RULES = (
     _torch_only(
         lambda case: _all_rows(case, case.model.latent_attention is not None),
         lambda case, i: "the step probe trains plain attention only, not latent attention",
+    ),
+    _torch_only(
+        lambda case: _all_rows(case, not case.model.uniform),
+        lambda case, i: "the step probe trains models whose layers are all full attention and an MLP",
     ),
     _torch_only(
         lambda case: _all_rows(case, DType.FP8 in {case.workload.dtype, case.workload.grad_dtype}),
@@ -122,6 +133,7 @@ DEGREE_RULES = (
     _not_divisible("heads", lambda case: case.model.heads),
     # Latent attention has no key heads of its own.
     _not_divisible("kv_heads", lambda case: 0 if case.model.latent_attention else case.model.kv_heads),
+    _not_divisible("heads of linear attention", lambda case: _linear_heads(case.model)),
     _not_divisible("ffn", lambda case: case.model.ffn if layer_counts(case.model)[0] else 0),
     _not_divisible("expert_ffn", lambda case: case.model.expert_ffn),
     # Frameworks pad the vocabulary to a multiple of tp; the step probe trains the model as it is.

@@ -4,18 +4,24 @@ from __future__ import annotations
 
 import base64
 import json
+import re
 import signal
 import subprocess
 import sys
 import zlib
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
+from threading import Event, Thread
 
+import psutil
 import pytest
 from crew import LEASE_S, LONG, POOL, QUICK, Crew, assert_gone, wait_for
 
+from autotune.catalog import smallest
 from autotune.errors import InputError
 from autotune.queue.consumer import fault_of
-from autotune.specs import FailureKind, Job
+from autotune.specs import FailureKind, Job, LayerPart, LayerRequest, NodeState, Workload
 from autotune.wiring import open_fleet
 
 IMPATIENT = ("--patience", "3")
@@ -86,6 +92,43 @@ def test_a_stopped_rank_is_a_hang_of_its_node(crew: Crew) -> None:
     blamed = wait_for("blame", lambda: [each.node for each in crew.store.incidents() if each.job_id == job.id])
     assert blamed == ["b"]
     assert_gone([rank])
+
+
+@contextmanager
+def at_a_tenth_of_the_speed(processes: Sequence[psutil.Process]) -> Iterator[None]:
+    """They run for 10 ms of each 100."""
+    over = Event()
+
+    def pace() -> None:
+        while not over.wait(0.01):
+            for process in processes:
+                process.send_signal(signal.SIGSTOP)
+            over.wait(0.09)
+            for process in processes:
+                process.send_signal(signal.SIGCONT)
+
+    thread = Thread(target=pace)
+    thread.start()
+    try:
+        yield
+    finally:
+        over.set()
+        thread.join()
+
+
+@pytest.mark.slow
+def test_a_rank_at_a_tenth_of_the_speed_is_found_by_what_its_peers_take(crew: Crew) -> None:
+    model, workload = smallest().model_copy(update={"hidden": 512, "ffn": 2048}), Workload(seq_len=256, global_batch=8)
+    layer = LayerRequest(model=model, workload=workload, part=LayerPart.LAYER, micro_batch=4)
+    assert crew.wait_ended(crew.create_job(2, layer)).failure is None
+    with at_a_tenth_of_the_speed(crew.part["b"].ranks):
+        ended = crew.wait_ended(crew.create_job(2, layer))
+    assert ended.failure is FailureKind.SLOW, ended.message
+    assert re.search(r"node b: rank 1 computed \S+ s for what took the other nodes \S+ s, \S+ x as long", ended.message)
+    assert crew.retry_of(ended).avoid == ("b",)
+    assert "slow" in {incident.kind for incident in crew.store.incidents("b")}
+    wait_for("it comes back", lambda: crew.store.node("b").state is NodeState.READY)
+    assert crew.wait_ended(crew.retry_of(ended)).failure is None
 
 
 @pytest.mark.slow

@@ -11,8 +11,9 @@ from sqlalchemy.exc import ArgumentError
 from autotune.errors import InputError, StoreError, masked
 from autotune.queue.app import create_app
 from autotune.settings import read_settings
+from autotune.shown import LogFormatter
 from storage.database.engine import locate, translated
-from workers.process import LOG_FORMAT, Discreet
+from workers.process import LOG_FORMAT
 
 WORD = "hun@ter2"
 DATABASES = [
@@ -99,7 +100,7 @@ def test_a_log_shows_none_in_tracebacks_neither() -> None:
         raise OSError(f"redis://:{WORD}@h:1/0 does not answer")
     except OSError as error:
         record = logging.LogRecord("x", logging.ERROR, "", 0, "failed", None, (type(error), error, error.__traceback__))
-    written = Discreet(LOG_FORMAT).format(record)
+    written = LogFormatter(LOG_FORMAT).format(record)
     assert "redis://***@h:1/0 does not answer" in written
     assert not shows_part_of_it(written)
 
