@@ -15,6 +15,7 @@ from urllib.parse import urlsplit
 import psutil
 
 from autotune.errors import InputError, StoreConflictError
+from autotune.settings import FleetTimes
 from autotune.specs import ClusterSpec, Device, Fingerprint, Node
 from autotune.specs.fleet import LOCAL
 
@@ -34,7 +35,7 @@ class NodeOptions:
     interface: str
     topology: str = ""
     slots: int | None = None
-    lost_after_s: float
+    lost_after_s: float = FleetTimes().lease_s
 
 
 class Inventory(Protocol):
