@@ -10,7 +10,7 @@ from autotune.cost.framework import Framework
 from autotune.cost.network import Network
 from autotune.cost.parameters import layer_counts
 from autotune.cost.speeds import Speeds
-from autotune.cost.table import NO_RECOMPUTE, FloatColumn, Shapes
+from autotune.cost.table import NO_RECOMPUTE, OP, FloatColumn, Shapes
 from autotune.cost.work import (
     CORE_PASSES,
     MATMUL_PASSES,
@@ -31,9 +31,9 @@ CP_OVERLAP = 0.5
 """Assumption: at most this share of the ring exchange hides under the attention core."""
 
 # Collectives a layer and micro-batch by recompute code: two forward and two backward, forward's paid again by full.
-PAIRS = np.array([4.0, 4.0, 6.0])
+PAIRS = np.array([4.0, 4.0, 6.0, 4.0])
 # Ring exchanges in units of the forward one (keys and values; backward also moves their gradients).
-RINGS = np.array([3.0, 4.0, 4.0])
+RINGS = np.array([3.0, 4.0, 4.0, 3.0])
 
 SCORE_PASSES = 11.0
 """Passes over the s x s scores that attention in parts makes forward and backward: scale, mask, softmax and dropout
@@ -169,7 +169,7 @@ class PieceModel:
         flops = shapes.tokens * flops_per_token / shapes.tp * speeds.s_per_flop_16
         if speeds.fused:
             return CORE_PASSES[shapes.recompute] * flops * speeds.core
-        again = np.where(shapes.recompute == NO_RECOMPUTE, 1.0, 4.0 / 3.0)
+        again = np.where((shapes.recompute == NO_RECOMPUTE) | (shapes.recompute == OP), 1.0, 4.0 / 3.0)
         scores = shapes.tokens * (self._workload.seq_len * self._model.heads) / shapes.tp
         size = stored_bytes(self._workload.dtype)
         core: FloatColumn = again * (3.0 * 2.0 * flops + 2.0 * SCORE_PASSES * size * scores * speeds.s_per_byte)
@@ -180,7 +180,7 @@ class PieceModel:
         if not self._framework.accumulates:
             return np.zeros(1)
         size = stored_bytes(self._workload.dtype)
-        return weight_bytes / size * (2.0 * size + 2.0 * self._workload.grad_dtype.size_bytes)
+        return weight_bytes / size * (2.0 * size + 2.0 * self._framework.gradient_bytes(self._workload))
 
     def _collectives_host(self, pairs: FloatColumn) -> FloatColumn:
         """Host seconds of a layer's tensor-parallel collectives; nothing where fitted collectives have them."""

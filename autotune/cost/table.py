@@ -8,7 +8,7 @@ from dataclasses import dataclass, fields
 import numpy as np
 import numpy.typing as npt
 
-from autotune.specs import Plan, Recompute, Schedule, Workload
+from autotune.specs import Module, Plan, Recompute, Schedule, Workload
 
 IntColumn = npt.NDArray[np.int32]
 CodeColumn = npt.NDArray[np.int8]
@@ -18,13 +18,16 @@ Floats = npt.NDArray[np.float64]
 """Of any shape; a column has one for each row."""
 
 FloatColumn = Floats
-RECOMPUTES = (Recompute.NONE, Recompute.SELECTIVE, Recompute.FULL)
+RECOMPUTES = (Recompute.NONE, Recompute.SELECTIVE, Recompute.FULL, Recompute.OP)
 """The meaning of the `recompute` codes, by position."""
 
 SCHEDULES = (Schedule.GPIPE, Schedule.ONE_F_ONE_B, Schedule.INTERLEAVED)
 """The meaning of the `schedule` codes, by position."""
 
-NO_RECOMPUTE, SELECTIVE, FULL = 0, 1, 2
+MODULES = tuple(Module)
+"""The meaning of the bits of `recompute_modules`, lowest first."""
+
+NO_RECOMPUTE, SELECTIVE, FULL, OP = 0, 1, 2, 3
 GPIPE, ONE_F_ONE_B, INTERLEAVED = 0, 1, 2
 LARGEST = 2**31 - 1
 
@@ -33,7 +36,8 @@ LARGEST = 2**31 - 1
 class PlanTable:
     """Plans as equal-length columns; row i is `plan(i)`.
 
-    Integer columns are int32; `recompute` and `schedule` are int8 codes into RECOMPUTES and SCHEDULES.
+    Integer columns are int32; `recompute` and `schedule` are int8 codes into RECOMPUTES and SCHEDULES,
+    `recompute_modules` int8 sets of MODULES.
     """
 
     tp: IntColumn
@@ -47,6 +51,7 @@ class PlanTable:
     recompute: CodeColumn
     sequence_parallel: BoolColumn
     schedule: CodeColumn
+    recompute_modules: CodeColumn
 
     def __post_init__(self) -> None:
         lengths = {len(getattr(self, name)) for name in COLUMNS}
@@ -66,6 +71,7 @@ class PlanTable:
             recompute=np.array([RECOMPUTES.index(plan.recompute) for plan in plans], dtype=np.int8),
             sequence_parallel=np.array([plan.sequence_parallel for plan in plans], dtype=np.bool_),
             schedule=np.array([SCHEDULES.index(plan.schedule) for plan in plans], dtype=np.int8),
+            recompute_modules=np.array([module_bits(plan.recompute_modules) for plan in plans], dtype=np.int8),
         )
 
     @classmethod
@@ -92,6 +98,7 @@ class PlanTable:
             recompute=RECOMPUTES[int(self.recompute[i])],
             sequence_parallel=bool(self.sequence_parallel[i]),
             schedule=SCHEDULES[int(self.schedule[i])],
+            recompute_modules=modules_of(int(self.recompute_modules[i])),
         )
 
     def find(self, plan: Plan) -> int | None:
@@ -105,6 +112,16 @@ class PlanTable:
     def take(self, indices: IndexColumn | BoolColumn | slice) -> PlanTable:
         """The rows at these indices (or where a mask is true, or of a slice), in that order."""
         return PlanTable(**{name: getattr(self, name)[indices] for name in COLUMNS})
+
+
+def module_bits(modules: Sequence[Module]) -> int:
+    """These modules as bits."""
+    return sum(1 << MODULES.index(module) for module in modules)
+
+
+def modules_of(bits: int) -> tuple[Module, ...]:
+    """The modules that the bits say."""
+    return tuple(module for i, module in enumerate(MODULES) if bits >> i & 1)
 
 
 COLUMNS = tuple(field.name for field in fields(PlanTable))
@@ -180,7 +197,8 @@ def _first_rows(code: Integers) -> tuple[IndexColumn, IndexColumn]:
 
 @dataclass(frozen=True, eq=False, slots=True, kw_only=True)
 class Shapes:
-    """Distinct (tp, cp, ep, micro-batch, sequence parallelism, recompute); row i of the table has shape `index[i]`.
+    """Distinct (tp, cp, ep, micro-batch, sequence parallelism, recompute and its modules); row i of the table has shape
+    `index[i]`.
 
     `tokens` are those of one micro-batch on one context-parallel rank; `spread` divides what sequence parallelism
     divides (tp with it, else 1).
@@ -193,6 +211,7 @@ class Shapes:
     tokens: FloatColumn
     sequence_parallel: BoolColumn
     recompute: CodeColumn
+    recompute_modules: CodeColumn
     index: IndexColumn
 
     def __len__(self) -> int:
@@ -204,7 +223,8 @@ class Shapes:
         by_layout = _code([layouts.tp.astype(np.int64), layouts.cp.astype(np.int64), layouts.ep.astype(np.int64)])
         sizes, micro_batch = distinct(table.micro_batch)
         code = by_layout[layouts.index] * len(sizes) + micro_batch
-        code = code * 6 + table.sequence_parallel * 3 + table.recompute
+        choices, choice = distinct((table.recompute_modules.astype(np.int64) << 2) + table.recompute)
+        code = (code * 2 + table.sequence_parallel) * len(choices) + choice
         index, first = _first_rows(code)
         layout = layouts.index[first]
         tp, cp = layouts.tp[layout], layouts.cp[layout]
@@ -217,6 +237,7 @@ class Shapes:
             tokens=table.micro_batch[first] * (workload.seq_len / cp),
             sequence_parallel=sequence_parallel,
             recompute=table.recompute[first],
+            recompute_modules=table.recompute_modules[first],
             index=index,
         )
 

@@ -69,7 +69,7 @@ def drawn(dice: random.Random) -> StepRequest:
     )
     tp = dice.choice([1, 2])
     plan = Plan(
-        tp=tp, dp=RANKS // tp, recompute=dice.choice(list(Recompute)),
+        tp=tp, dp=RANKS // tp, recompute=dice.choice([Recompute.NONE, Recompute.SELECTIVE, Recompute.FULL]),
         sequence_parallel=tp > 1 and dice.random() < 0.5,
     )  # fmt: skip
     workload = Workload(seq_len=dice.choice([1, 2, 3, 4, 8]), global_batch=2, dtype=DType.FP32)

@@ -38,7 +38,7 @@ def keys(table: PlanTable) -> list[str]:
 def everything(devices: int, model_spec: ModelSpec, workload: Workload) -> PlanTable:
     """The whole product of values, legal or not."""
     rows = [
-        (tp, pp, dp, cp, ep, vpp, b, zero, recompute, sp, schedule)
+        (tp, pp, dp, cp, ep, vpp, b, zero, recompute, sp, schedule, 0)
         for tp, pp, dp, cp in product(divisors(devices), repeat=4)
         if tp * pp * dp * cp == devices
         for ep in (1, 2, 3, 4, 6)
