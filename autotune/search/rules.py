@@ -68,6 +68,12 @@ class Case:
         """m, rounded down where the batch does not divide (another rule refuses that)."""
         return self.workload.global_batch // self.sequences
 
+    @property
+    def folds(self) -> BoolColumn:
+        """Whether experts are laid out over tp * cp * dp, not over dp * cp (Megatron-Core, MoE parallel folding)."""
+        folding = self.workload.framework in FOLDING and self.model.experts > 0 and self.runtime is Runtime.ANY
+        return _all_rows(self, folding)
+
     @cached_property
     def shards(self) -> Integers:
         """dp * cp."""
@@ -112,6 +118,9 @@ MEGATRONS = frozenset(
     }
 )  # fmt: skip
 TODAYS = MEGATRONS - {FrameworkName.MEGATRON_2021, FrameworkName.MEGATRON_DEEPSPEED}
+FOLDING = TODAYS | {FrameworkName.TORCH}
+"""Frameworks whose experts have ranks of their own layout; for `torch` any framework may run the plan."""
+
 NANOTRON, FSDP, DEEPSPEED = FrameworkName.NANOTRON, FrameworkName.FSDP, FrameworkName.DEEPSPEED
 
 
@@ -218,8 +227,25 @@ DEGREE_RULES = (
         ),
     ),
     Rule(
-        lambda case: case.shards % case.table.ep != 0,
+        lambda case: (case.shards % case.table.ep != 0) & ~case.folds,
         lambda case, i: f"dp {case.table.dp[i]} * cp {case.table.cp[i]} is not divisible by ep {case.table.ep[i]}",
+    ),
+    Rule(
+        lambda case: (
+            case.shards * case.table.tp % (case.table.ep.astype(np.int64) * np.maximum(case.table.etp, 1)) != 0
+        ),
+        lambda case, i: (
+            f"tp {case.table.tp[i]} * dp {case.table.dp[i]} * cp {case.table.cp[i]} is not divisible by "
+            f"ep {case.table.ep[i]} * etp {max(case.table.etp[i], 1)}"
+        ),
+    ),
+    Rule(
+        lambda case: (case.table.etp > 0) & (case.table.etp != case.table.tp) & ~case.folds,
+        lambda case, i: (
+            f"etp {case.table.etp[i]}: {case.workload.framework.value} divides experts by tp {case.table.tp[i]}"
+            if case.model.experts
+            else f"etp {case.table.etp[i]} needs a mixture of experts"
+        ),
     ),
     Rule(
         lambda case: case.workload.global_batch % case.sequences != 0,
