@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from autotune.errors import InputError, StoreError
-from autotune.settings import FleetTimes, Settings, database_file, read_settings
+from autotune.settings import MAX_LIVE, FleetTimes, Settings, database_file, read_settings
 
 ELSEWHERE = "`autotune plan` ranks plans without any hardware"
 
@@ -101,11 +101,13 @@ def open_queue(settings: Settings) -> CeleryQueue:
     return CeleryQueue(create_app(settings))
 
 
-def open_fleet(store: SqlStore, queue: Queue, times: FleetTimes = FleetTimes()) -> FleetService:
+def open_fleet(
+    store: SqlStore, queue: Queue, times: FleetTimes = FleetTimes(), max_live: int = MAX_LIVE
+) -> FleetService:
     """The service of a fleet over a store and what carries ids to its workers. Closing it closes the queue alone."""
     from autotune.fleet.service import FleetService
 
-    return FleetService(store, queue, merge_reports, times)
+    return FleetService(store, queue, merge_reports, times, max_live)
 
 
 def open_regression(settings: Settings, store: SqlStore, queue: Queue, fleet: FleetService) -> FleetRegression:

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import storage
 from storage.database.engine import build_engine, locate
+from storage.database.schema import HEAD
 
 DATA = Path(__file__).parent / "contract" / "data"
 
@@ -24,12 +25,15 @@ TO_SQLITE = {
     r"(\w+_id) BIGINT": r"\1 INTEGER",
 }  # fmt: skip
 
-NEXT = """
+LATER = f"{int(HEAD) + 1:04}"
+"""The revision that the next release adds."""
+
+NEXT = f"""
 import sqlalchemy as sa
 from alembic import op
 
-revision = "0008"
-down_revision = "0007"
+revision = "{LATER}"
+down_revision = "{HEAD}"
 
 def upgrade():
     op.create_table("notes", sa.Column("id", sa.BigInteger(), primary_key=True))
@@ -63,7 +67,7 @@ class NextRelease:
         self._folder = folder
         package = folder / "storage"
         shutil.copytree(Path(storage.__file__).parent, package, ignore=shutil.ignore_patterns("__pycache__"))
-        migration = package / "migrations" / "versions" / "v0008_notes.py"
+        migration = package / "migrations" / "versions" / f"v{LATER}_notes.py"
         migration.write_text(f"{NEXT}    1 / 0\n" if fails else NEXT)
 
     def run(self, code: str, *arguments: object) -> str:

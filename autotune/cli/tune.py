@@ -177,13 +177,17 @@ def tune_there(
         follow: show what happens.
         as_json: print the answer as JSON.
     """
+    from autotune.tuning.report import queue_text
+
     cluster = _cluster_there(question["cluster"])
     workload = {name: question[name] for name in ("seq_len", "global_batch", "dtype") if question[name] is not None}
     with connect() as client:
         told = client.submit(_model_there(question["model"]), cluster, nodes=nodes, workload=workload, **how)
         console = output.error_console()
         joined = "" if told["created"] else " (somebody has asked for the same: you share it)"
-        console.print(f"Tuning {told['tuning']} is {told['state']}{joined}", soft_wrap=True)
+        place = client.tuning(told["tuning"])["place"] if told["state"] == "queued" else None
+        where = f", {queue_text(place)}" if place else ""
+        console.print(f"Tuning {told['tuning']} is {told['state']}{where}{joined}", soft_wrap=True)
         cold = bool(how.get("cold"))
         for line in _cautions(client, cluster if isinstance(cluster, str) else cluster.name, cold=cold):
             console.print(line, soft_wrap=True)

@@ -68,9 +68,9 @@ class Campaign:
         self._claim_s = claim_s
         self._planner: Planner | None = None
 
-    def close(self) -> None:
-        """Lets go of the tuning."""
-        self._store.release_tuning(self._tuning_id, self._owner)
+    def close(self, *, failed: bool = False) -> None:
+        """Lets go of the tuning; says whether its last step failed."""
+        self._store.release_tuning(self._tuning_id, self._owner, failed=failed)
 
     def advance(self) -> bool:
         """Takes steps until there is nothing to do but wait; says whether jobs were dispatched.

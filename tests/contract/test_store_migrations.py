@@ -9,12 +9,12 @@ from typing import Any
 import pytest
 from databases import Databases
 from fleet_records import fleet_tuning
-from schemas import NextRelease, make_database
+from schemas import LATER, NextRelease, make_database
 from sqlalchemy import MetaData, inspect, select
 from store_records import CLUSTER, MODEL, WORKLOAD, step_reading
 
-from autotune.errors import StoreNewerError, StoreOlderError
-from autotune.specs import SamplerName, TuningState
+from autotune.errors import StoreError, StoreNewerError, StoreOlderError
+from autotune.specs import Budget, SamplerName, Space, TuningState
 from autotune.specs.regression import CauseKind, VerdictKind
 from storage import SqlStore, open_store
 from storage.care.backup import backup, restore
@@ -97,9 +97,19 @@ def old(kind: str, databases: Databases, tmp_path: Path) -> str:
     return databases.filled(kind, tmp_path, make_database)
 
 
-def test_a_database_of_before_the_baseline_opens_without_a_step(old: str) -> None:
+def kept(before: Content, after: Content) -> Content:
+    """What is in the columns and tables of before."""
+    pairs = {name: zip(rows, after[name], strict=True) for name, rows in before.items()}
+    return {name: [{key: row[key] for key in was} for was, row in found] for name, found in pairs.items()}
+
+
+def test_a_database_of_before_the_baseline_opens_after_the_steps_since(old: str) -> None:
     before = content(old)
     assert all(before.values()), [name for name, rows in before.items() if not rows]
+    with pytest.raises(StoreError, match="older schema '0007': run `autotune db migrate`"):
+        open_store(old, read_only=True)
+    assert migrate(old).found == "0007"
+    assert kept(before, content(old)) == before
     with open_store(old, read_only=True) as store:
         assert store.model("tiny") == MODEL
         found = store.tuning("first-release")
@@ -118,14 +128,15 @@ def test_a_database_of_before_the_baseline_opens_without_a_step(old: str) -> Non
         (incident,) = store.incidents_page(open_only=True)
         assert (incident.kind, len(store.due_alerts(store.now()))) == (CauseKind.LINK_ACROSS, 2)
     assert migrate(old).found == HEAD
-    assert content(old) == before
+    assert kept(before, content(old)) == before
     with open_store(old) as store:
         assert_fleet_is_read(store)
     assert check(old).sound
 
 
-def test_its_tables_are_those_that_the_baseline_makes(old: str, empty_url: str) -> None:
+def test_its_tables_become_those_of_a_new_database(old: str, empty_url: str) -> None:
     open_store(empty_url).close()
+    migrate(old)
     assert shape(old) == shape(empty_url)
 
 
@@ -150,14 +161,13 @@ def test_the_next_revision_keeps_every_row(old: str, tmp_path: Path) -> None:
     )
     asked, done = told.splitlines()
     assert asked.endswith("has the older schema '0007': run `autotune db migrate`")
-    assert done == "0007 0008 () 0008"
+    assert done == f"0007 {LATER} () {LATER}"
     after = content(old)
     assert {row["note"] for row in after["tunings"]} == {"none"}
     assert after.pop("notes") == []
-    for name, rows in before.items():
-        assert [{key: row[key] for key in was} for was, row in zip(rows, after[name], strict=True)] == rows
+    assert kept(before, after) == before
     for work in (open_store, migrate, partial(open_store, read_only=True), partial(backup, path=tmp_path / "b")):
-        with pytest.raises(StoreNewerError, match=r"'0008'.*upgrade autotune"):
+        with pytest.raises(StoreNewerError, match=rf"'{LATER}'.*upgrade autotune"):
             work(old)
 
 
@@ -177,9 +187,22 @@ def test_the_next_release_backs_up_an_older_database_as_it_is_and_migrates_what_
         "print(backup(argv[1], saved).schema, restore(argv[3], saved).schema, check(argv[3]).problems)",
         old, tmp_path / "saved", empty_url,
     )  # fmt: skip
-    assert told == "0007 0008 ()"
-    assert content(empty_url)["tunings"] == [row | {"note": "none"} for row in content(old)["tunings"]]
+    assert told == f"0007 {LATER} ()"
+    restored_rows = content(empty_url)
+    assert {row["note"] for row in restored_rows["tunings"]} == {"none"}
+    tunings = {"tunings": content(old)["tunings"]}
+    assert kept(tunings, restored_rows) == tunings
     restored = f"sqlite:///{tmp_path / 'restored.db'}"
     assert restore(restored, tmp_path / "saved").schema == HEAD  # as does ours
     with open_store(restored) as store:
         assert [item.reading for item in store.trials("first-release")] == [step_reading(), None]
+
+
+def test_numbers_that_older_releases_took_without_bounds_are_brought_within_those_of_today(old: str) -> None:
+    budget = '{"gpu_s": 1e300, "max_trials": ' + str(10**400) + ', "min_gain": 0.02}'
+    space = '{"tp": [1, ' + str(10**30) + ', -1], "zero_stage": [0]}'
+    execute(old, f"UPDATE tunings SET budget_json = '{budget}', space_json = '{space}' WHERE id = 'first-release'")
+    with open_store(old) as store:
+        found = store.tuning("first-release")
+    assert found.budget == Budget(gpu_s=1e12, max_trials=100_000, min_gain=0.02)
+    assert found.space == Space(tp=(1,), zero_stage=(0,))
