@@ -1,10 +1,13 @@
-"""What an API answers, and how fast, while 50 clients ask and workers tune; and behind 10,000 jobs that wait.
+"""What an API answers, and how fast, while 50 clients ask and workers tune; and behind what others wait for.
 
 1,000 submissions of 200 distinct requests, then 1,000 times GET /best, each by 50 clients that never rest, while the
 nodes measure for a tuning that was there before. One client alone, before and after 10,000 jobs of somebody else wait
-in the queue: how long a submission and GET /best take, and until a new request gets its first nodes. Two nodes of one
-CPU rank, a tuner and a beat work all the time. Ends with an AssertionError if a submission is lost or a duplicate is
-not shared. Prints JSON.
+in the queue: how long a submission and GET /best take, and until a new request gets its first nodes. And how long it
+takes until the first trial of somebody new gets its nodes, alone and behind 1,000 tunings that one other has asked for.
+Two nodes of one CPU rank, a tuner and a beat work all the time. Ends with an AssertionError if a submission is lost or
+a duplicate is not shared. Prints JSON.
+
+Phases may be named: python -m benchmarks.fleet_load alone many turns waiting alone_behind_backlog
 """
 
 from __future__ import annotations
@@ -16,9 +19,9 @@ import random
 import statistics
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import replace
-from datetime import timedelta
+from datetime import datetime, timedelta
 from pathlib import Path
 
 TESTS = Path(__file__).resolve().parents[1] / "tests"
@@ -37,6 +40,7 @@ CLIENTS, DISTINCT, TIMES, USERS = 50, 200, 5, 10
 ALONE, GRANTS = 100, 5
 LONG_TRIALS = 100
 BACKLOG = 10_000
+GREEDY = 1_000
 BEST = Asked(method="GET", path=f"/best?model=tiny&cluster={POOL}&nodes=2&seq_len=64&global_batch=4&dtype=bf16")
 
 
@@ -98,6 +102,22 @@ class LoadRun:
         schedule(store, self._crew.queue, POOL)
         return store.counts().jobs[JobState.QUEUED.value]
 
+    def turns(self) -> dict[str, object]:
+        """Until a new request's first trial has nodes: alone, and behind many tunings of one other principal."""
+        alone_s = [self._first_trial_s(40_000 + number) for number in range(GRANTS)]
+        greedy = create_key(self._crew.store, "greedy", "submit").secret
+        requests = [submission(50_000 + number) for number in range(GREEDY)]
+        start_s = time.perf_counter()
+        answers = ask_all(self._url, requests, CLIENTS, [greedy])
+        asked_s = time.perf_counter() - start_s
+        assert {answer.status for answer in answers} == {201}
+        behind_s = [self._first_trial_s(60_000 + number) for number in range(GRANTS)]
+        self._cancel([answer.data["tuning"] for answer in answers])
+        waits = {"alone": alone_s, "behind": behind_s}
+        found: dict[str, object] = {name: [round(wait_s, 1) for wait_s in sorted(each)] for name, each in waits.items()}
+        ratio = statistics.median(behind_s) / statistics.median(alone_s)
+        return found | {"ratio_of_medians": round(ratio, 2), "1000_asked_for_in_s": round(asked_s, 1)}
+
     def _check(self, answers: Sequence[Answered]) -> None:
         assert sum(answer.status == 201 for answer in answers) == DISTINCT
         assert {answer.status for answer in answers} == {200, 201}
@@ -112,15 +132,23 @@ class LoadRun:
         answers = ask_all(self._url, taken_back, 1, [self._admin])
         assert {answer.status for answer in answers} == {200}
 
-    def _first_grant_s(self, seed: int) -> float:
+    def _first_grant_s(self, seed: int, purposes: Collection[JobPurpose] = tuple(JobPurpose)) -> float:
         """From the submission of somebody new until its first job has nodes; 120 s at most are waited for."""
         secret = create_key(self._crew.store, f"new-{seed}", "submit").secret
         (answer,) = ask_all(self._url, [submission(seed)], 1, [secret])
         tuning_id, store = answer.data["tuning"], self._crew.store
-        wait_for("its first nodes", lambda: any(job.granted_at for job in store.jobs(tuning_id=tuning_id)))
-        granted_at = min(job.granted_at for job in store.jobs(tuning_id=tuning_id) if job.granted_at is not None)
+
+        def grants() -> list[datetime]:
+            jobs = [job for job in store.jobs(tuning_id=tuning_id) if job.purpose in purposes]
+            return [job.granted_at for job in jobs if job.granted_at is not None]
+
+        granted_at = min(wait_for("its first nodes", grants))
         self._cancel([tuning_id])
         return (granted_at - store.tuning(tuning_id).created_at).total_seconds()
+
+    def _first_trial_s(self, seed: int) -> float:
+        """The same of its first trial."""
+        return self._first_grant_s(seed, [JobPurpose.TRIAL])
 
 
 def shown(answers: Sequence[Answered]) -> dict[str, float]:
@@ -138,12 +166,13 @@ def main() -> None:
         phases: dict[str, Callable[[], object]] = {
             "alone": lambda: run.alone(10_000),
             "many": run.many,
+            "turns": run.turns,
             "waiting": run.backlog,
             "alone_behind_backlog": lambda: run.alone(20_000),
         }
         found: dict[str, object] = {"load_before": [round(each, 1) for each in before]}
-        for name, phase in phases.items():
-            found[name] = phase()
+        for name in sys.argv[1:] or phases:
+            found[name] = phases[name]()
             print(f"{name}: {found[name]}", file=sys.stderr)
     print(json.dumps(found, indent=2))
 

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import reduce
+from math import prod
 
 import numpy as np
 import numpy.typing as npt
@@ -13,7 +14,7 @@ from autotune.errors import InputError
 from autotune.search.rules import RULES, Case, Runtime
 from autotune.specs import ClusterSpec, ModelSpec, Plan, Recompute, Schedule, Space, Workload
 
-__all__ = ["Runtime", "illegal_mask", "illegal_reason", "illegal_reasons", "legal_plans"]
+__all__ = ["Runtime", "illegal_mask", "illegal_reason", "illegal_reasons", "legal_pieces", "legal_plans"]
 Options = Sequence[Mapping[str, int | bool]]
 
 
@@ -54,7 +55,23 @@ def legal_plans(
     space: Space = Space(),
     runtime: Runtime = Runtime.ANY,
 ) -> PlanTable:
-    """All legal plans that fill the cluster, each once.
+    """All legal plans that fill the cluster, each once: 32 bytes each. See `legal_pieces`."""
+    return PlanTable.concat(list(legal_pieces(model, cluster, workload, space, runtime)))
+
+
+PIECE_ROWS = 1 << 17
+"""Plans that are listed and estimated at a time. An estimate takes some 300 bytes a plan: this bounds the memory of a
+ranking, however many plans there are, and costs no time."""
+
+
+def legal_pieces(
+    model: ModelSpec,
+    cluster: ClusterSpec,
+    workload: Workload,
+    space: Space = Space(),
+    runtime: Runtime = Runtime.ANY,
+) -> Iterator[PlanTable]:
+    """All legal plans that fill the cluster, each once, in tables of 1 to PIECE_ROWS rows.
 
     Every divisor counts, powers of two or not. A tp wider than a node is legal: the two-level network shows what
     it costs. Choices are added one group at a time and refused as soon as a rule is broken; a plan whose plain
@@ -64,20 +81,43 @@ def legal_plans(
     def keep(table: PlanTable) -> PlanTable:
         return table.take(~illegal_mask(model, cluster, workload, table, runtime))
 
-    table = keep(_layouts(cluster.devices, model.layers, space))
-    batches = divisors(workload.global_batch)
-    table = keep(_expanded(table, _field("micro_batch", batches, space.micro_batch)))
-    table = keep(_expanded(table, _field("ep", divisors(model.experts) if model.experts else [1], space.ep)))
-    table = keep(_expanded(table, _pipelines(model, space, runtime)))
-    table = keep(_expanded(table, _field("sequence_parallel", [False, True], space.sequence_parallel)))
-    table = keep(_expanded(table, _field("zero_stage", [0, 1, 2, 3], space.zero_stage)))
+    batches = _field("micro_batch", divisors(workload.global_batch), space.micro_batch)
+    choices = (
+        _field("ep", divisors(model.experts) if model.experts else [1], space.ep),
+        _pipelines(model, space, runtime),
+        _field("sequence_parallel", [False, True], space.sequence_parallel),
+        _field("zero_stage", [0, 1, 2, 3], space.zero_stage),
+    )
     codes = [RECOMPUTES.index(value) for value in RECOMPUTES if space.recompute is None or value in space.recompute]
-    table = _expanded(table, [{"recompute": code} for code in codes])
-    if runtime is not Runtime.ANY:
-        return table
-    # GPipe with one micro-batch is the same order of work as 1F1B, which is listed.
-    one = table.dp.astype(np.int64) * table.micro_batch == workload.global_batch
-    return table.take(~(one & (table.schedule == GPIPE)))
+    recomputes = [{"recompute": code} for code in codes]
+
+    def legal_forms(table: PlanTable) -> PlanTable:
+        for options in choices:
+            table = keep(_expanded(table, options))
+        table = _expanded(table, recomputes)
+        if runtime is not Runtime.ANY:
+            return table
+        # GPipe with one micro-batch is the same order of work as 1F1B, which is listed.
+        one = table.dp.astype(np.int64) * table.micro_batch == workload.global_batch
+        return table.take(~(one & (table.schedule == GPIPE)))
+
+    layouts = keep(_layouts(cluster.devices, model.layers, space))
+    forms = prod(map(len, (*choices, recomputes)))
+    for batched in _slices(layouts, len(batches)):
+        plain = keep(_expanded(batched, batches))
+        # Most forms break a rule: a few times as many are begun with.
+        for few in _slices(plain, forms // OFTEN_ILLEGAL):
+            yield from _slices(legal_forms(few), 1)
+
+
+OFTEN_ILLEGAL = 4
+
+
+def _slices(table: PlanTable, factor: int) -> Iterator[PlanTable]:
+    """The table in pieces that have PIECE_ROWS rows at most, or one, once each row has become `factor` rows."""
+    rows = max(PIECE_ROWS // max(factor, 1), 1)
+    for start in range(0, len(table), rows):
+        yield table.take(slice(start, start + rows))
 
 
 def divisors(number: int) -> list[int]:
@@ -165,7 +205,7 @@ def require_bounded(model: ModelSpec, cluster: ClusterSpec, workload: Workload, 
     layouts = ways * len(divisors(workload.global_batch))
     if layouts > MAX_LAYOUTS:
         raise InputError("cluster.nodes", cluster.nodes, f"{layouts} layouts are more than {MAX_LAYOUTS}: {_FEWER}")
-    plain = len(legal_plans(model, cluster, workload, PLAIN, runtime))
+    plain = sum(map(len, legal_pieces(model, cluster, workload, PLAIN, runtime)))
     chunks = model.layers if runtime is Runtime.TORCH else len(divisors(model.layers))
     experts = len(divisors(model.experts)) if model.experts else 1
     plans = plain * experts * (chunks + 2) * CHOICES
