@@ -40,7 +40,7 @@ CLIENTS, DISTINCT, TIMES, USERS = 50, 200, 5, 10
 ALONE, GRANTS = 100, 5
 LONG_TRIALS = 100
 BACKLOG = 10_000
-GREEDY = 1_000
+GREEDY, NEWCOMERS = 1_000, 3
 BEST = Asked(method="GET", path=f"/best?model=tiny&cluster={POOL}&nodes=2&seq_len=64&global_batch=4&dtype=bf16")
 
 
@@ -104,14 +104,14 @@ class LoadRun:
 
     def turns(self) -> dict[str, object]:
         """Until a new request's first trial has nodes: alone, and behind many tunings of one other principal."""
-        alone_s = [self._first_trial_s(40_000 + number) for number in range(GRANTS)]
+        alone_s = [self._first_trial_s(40_000 + number) for number in range(NEWCOMERS)]
         greedy = create_key(self._crew.store, "greedy", "submit").secret
         requests = [submission(50_000 + number) for number in range(GREEDY)]
         start_s = time.perf_counter()
         answers = ask_all(self._url, requests, CLIENTS, [greedy])
         asked_s = time.perf_counter() - start_s
         assert {answer.status for answer in answers} == {201}
-        behind_s = [self._first_trial_s(60_000 + number) for number in range(GRANTS)]
+        behind_s = [self._first_trial_s(60_000 + number) for number in range(NEWCOMERS)]
         self._cancel([answer.data["tuning"] for answer in answers])
         waits = {"alone": alone_s, "behind": behind_s}
         found: dict[str, object] = {name: [round(wait_s, 1) for wait_s in sorted(each)] for name, each in waits.items()}

@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from ipaddress import ip_address
+from ipaddress import IPv4Address, ip_address, ip_network
 from typing import Any
 
 from fastapi import Request, Response
@@ -188,7 +188,20 @@ def is_loopback(host: str) -> bool:
 
 
 def _address(request: Request) -> str:
-    return request.client.host if request.client else "none"
+    return address_of(request.client.host) if request.client else "none"
+
+
+def address_of(host: str) -> str:
+    """Whom an address stands for. Whoever has one of IPv6 has 2**64 of them: they count as one."""
+    try:
+        address = ip_address(host)
+    except ValueError:
+        return host
+    if isinstance(address, IPv4Address):
+        return host
+    if address.ipv4_mapped is not None:
+        return str(address.ipv4_mapped)
+    return str(ip_network((address, 64), strict=False))
 
 
 def _is_direct(request: Request) -> bool:

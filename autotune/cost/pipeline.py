@@ -52,7 +52,7 @@ class Stage:
         )
 
 
-@lru_cache(maxsize=65536)
+@lru_cache(maxsize=256)  # each may hold hundreds of stages; what is asked for often is in `worst_stages`
 def stages(dense: int, moe: int, pp: int, vpp: int, head_layers: float = 0.0) -> tuple[Stage, ...]:
     """All stages of a model whose first `dense` layers are dense and the other `moe` mixtures of experts.
 
@@ -73,7 +73,7 @@ def stages(dense: int, moe: int, pp: int, vpp: int, head_layers: float = 0.0) ->
     return tuple(found)
 
 
-@lru_cache(maxsize=65536)
+@lru_cache(maxsize=16384)
 def worst_stages(
     dense: int, moe: int, pp: int, vpp: int, head_layers: float = 0.0
 ) -> tuple[tuple[Stage, ...], tuple[Stage, ...]]:

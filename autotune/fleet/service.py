@@ -42,7 +42,7 @@ from autotune.tuning.report import queue_text
 from autotune.tuning.request import check_request, tuning_of
 
 log = logging.getLogger("autotune.fleet")
-MAX_CHECKED = 10_000
+MAX_CHECKED, MAX_POOLS = 10_000, 256
 POOL_TRUST_S = 5.0
 MAX_SAME_FAULTS = 3
 """A tuning whose next step fails so often in a row, each time in the same way, would fail so for ever."""
@@ -190,6 +190,8 @@ class FleetService:
         known = self._pools.get(name)
         if known is None or time.monotonic() > known[0]:
             pool, nodes = self._store.cluster(name), len(self._store.nodes(name))
+            if len(self._pools) >= MAX_POOLS:
+                self._pools.clear()
             known = self._pools[name] = (time.monotonic() + POOL_TRUST_S, pool, nodes)
         return known[1], known[2]
 
