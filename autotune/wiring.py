@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from autotune.ports.store import Prober
     from autotune.queue.sending import CeleryQueue
     from autotune.regression.fleet import FleetRegression
-    from autotune.specs import ClusterSpec, Job, Node
+    from autotune.specs import ClusterSpec, Job, Node, ProbeRequest
     from probes.inventory import NodeInventory
     from probes.launch import WorldShare
     from storage import SqlStore
@@ -74,6 +74,21 @@ def open_prober(cluster: ClusterSpec) -> Prober:
 
     require_local(cluster)
     return LocalProber(cluster, log_dir=read_settings().log_dir)
+
+
+def require_runnable(cluster: ClusterSpec, request: ProbeRequest) -> None:
+    """Refuses a probe that every rank of the cluster would refuse, before any is started. Raises InputError."""
+    from autotune.specs import CollectiveRequest, LayerRequest
+    from probes.reports import members
+    from probes.runnable import check_layer, check_step
+
+    match request:
+        case CollectiveRequest():
+            members(request, cluster.devices)
+        case LayerRequest():
+            check_layer(request, cluster.devices)
+        case _:
+            check_step(request, cluster.devices)
 
 
 def open_local(

@@ -299,8 +299,11 @@ def estimate(
     dtype: options.DTypeName = None,
     db: options.Database = None,
     as_json: options.AsJson = False,
-) -> None:
-    """Estimate one plan: seconds of a step and bytes of the worst stage, by named part."""
+) -> int:
+    """Estimate one plan: seconds of a step and bytes of the worst stage, by named part.
+
+    Exit status 3 if the plan does not fit into a device's memory: it is estimated all the same.
+    """
     from autotune.cli.database import stored_profile
     from autotune.cost.estimate import estimate as estimate_plan
     from autotune.explain.losses import largest_parts
@@ -311,12 +314,13 @@ def estimate(
     chosen = read_plan(inputs, plan)
     found = estimate_plan(*question, chosen, stored_profile(inputs.cluster, db))
     shares = dict(largest_parts(found))
+    status = 0 if found.fits else NothingFitsError.exit_code
     head = request_data(*question)
     if as_json:
         output.print_json({
             **head, "plan": chosen.to_data(), "estimate": found.to_data(), "largest_parts": shares,
         })  # fmt: skip
-        return
+        return status
     console = output.console()
     console.print(_heading({**head, "basis": found.basis.value}), f"plan {chosen.key}", sep="\n", soft_wrap=True)
     console.print(_parts("seconds of a step", found.seconds.to_data(), found.step_time_s, output.seconds_text))
@@ -330,6 +334,7 @@ def estimate(
         f"{output.count_text(found.tokens_per_s_per_gpu)} tokens/s/GPU, MFU {output.percent_text(found.mfu)}; "
         f"{fits} in {output.bytes_text(inputs.cluster.device.memory_bytes)} (estimates)"
     )
+    return status
 
 
 def _parts(title: str, parts: Mapping[str, float], total: float, text: Callable[[float], str]) -> Table:

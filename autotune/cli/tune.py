@@ -45,7 +45,7 @@ def tune(
     min_gain: Annotated[
         float, option("--min-gain", "SHARE", "Stop when less than this is expected to be gained.")
     ] = 0.01,
-    seed: Annotated[int, option("--seed", help="Seed of weights and data.")] = 0,
+    seed: options.Seed = 0,
     sampler: Annotated[
         str | None,
         option(

@@ -97,7 +97,7 @@ def shown(url: str) -> str:
 
 MAX_TOKEN = 2**63 - 1
 Id = Annotated[str, Field(min_length=1, max_length=64, pattern=r"^[A-Za-z0-9_.-]+$")]
-GpuSeconds = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+GpuSeconds = Annotated[float, Field(gt=0, le=1e12, allow_inf_nan=False)]
 Token = Annotated[int, Field(ge=1, le=MAX_TOKEN)]
 
 

@@ -16,6 +16,7 @@ from autotune.api.access import address_of
 from autotune.api.application import ANSWERS_BYTES
 from autotune.api.sharing import Cache, size_bytes
 from autotune.catalog import cluster_from_shorthand, model
+from autotune.cost.table import COLUMNS
 from autotune.errors import InputError
 from autotune.search.offline import rank
 from autotune.search.space import PIECE_ROWS, legal_pieces, legal_plans
