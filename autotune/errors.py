@@ -27,8 +27,14 @@ from collections.abc import Iterable
 _SHOWN = 120
 
 
+def printable(text: str) -> str:
+    """The text as a terminal may show it: what would move the cursor or hide letters is written as an escape."""
+    return "".join(each if each.isprintable() else each.encode("unicode_escape").decode() for each in text)
+
+
 def _short(text: str) -> str:
-    """What a message repeats of a long text: its two ends."""
+    """What a message repeats of a text from outside: its two ends if it is long, nothing that a terminal obeys."""
+    text = printable(text)
     return text if len(text) <= 2 * _SHOWN else f"{text[:_SHOWN]}...{text[-_SHOWN:]}"
 
 
@@ -52,7 +58,7 @@ class InputError(AutotuneError):
     def __init__(self, what: str, value: object, allowed: str) -> None:
         self.what, self.value, self.allowed = what, value, allowed
         found = "none given" if value is None else f"{_short(repr(value))} cannot be used"
-        super().__init__(f"{_short(what)}: {found}; {allowed}")
+        super().__init__(f"{_short(what)}: {found}; {printable(allowed)}")
 
 
 class UnknownNameError(InputError):

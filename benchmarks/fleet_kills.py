@@ -1,8 +1,8 @@
-"""Kills at random moments of tunings: ranks, workers, tuner, API and beat of a fleet on this machine. Prints JSON.
+"""Kills at random moments of tunings: ranks, workers, tuners, API, beat and servers of a fleet here. Prints JSON.
 
-Two nodes of one CPU rank each, a tuner, a beat and the API, over a PostgreSQL and a Redis of their own, started again
-by a supervisor when they end. Ends with an AssertionError if anything that is stored is not true, is lost or doubled,
-or if a process is left.
+Two nodes of one CPU rank each, two tuners, a beat and the API, started again by a supervisor when they end, over a
+PostgreSQL and a Redis of their own. Ends with an AssertionError if anything that is stored is not true, is lost or
+doubled, or if a process is left.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ sys.path[:0] = [str(TESTS), str(TESTS / "service")]
 from crew import assert_gone  # noqa: E402
 from kills import Onslaught  # noqa: E402
 from private_fleet import private_fleet  # noqa: E402
+from supervisor import WITH_TWO_TUNERS  # noqa: E402
 
 
 def main() -> None:
@@ -27,7 +28,7 @@ def main() -> None:
     options.add_argument("--kills", type=int, default=50)
     options.add_argument("--seed", type=int, default=1)
     asked = options.parse_args()
-    with private_fleet() as (crew, supervisor):
+    with private_fleet(WITH_TWO_TUNERS) as (crew, supervisor):
         record = Onslaught(crew, supervisor, kills=asked.kills, seed=asked.seed).run()
     assert_gone(list(supervisor.seen))
     assert supervisor.strays() == []

@@ -124,7 +124,7 @@ EVIDENCE = ("plan_key", "tokens_per_s_per_gpu", "repeats", "tuning_id", "fingerp
 class KnowledgeStore(SessionStore):
     """Entries of best-known plans."""
 
-    def put_best(self, entry: BestEntry) -> BestEntry:
+    def put_best(self, entry: BestEntry, *, pooled: bool = False) -> BestEntry:
         """Stores an entry; see autotune.ports.store."""
         now = datetime.now(UTC)
         with self.writing() as session:
@@ -140,7 +140,7 @@ class KnowledgeStore(SessionStore):
                 return self._entry(session, known)
             current = session.scalar(select(BestRow).where(*same, BestRow.superseded_at.is_(None)))
             if current is not None:
-                takes_over = current.plan_key == entry.plan.key or _faster(entry, current)
+                takes_over = pooled or current.plan_key == entry.plan.key or _faster(entry, current)
                 if takes_over:
                     session.execute(update(BestRow).where(BestRow.id == current.id).values(superseded_at=now))
                 else:

@@ -9,7 +9,7 @@ from sqlalchemy.orm import InstrumentedAttribute, Session
 
 from autotune.ports.fleet import FleetCounts
 from storage.database.engine import build_engine, locate, translated
-from storage.database.schema import bring_up_to_date, require_current
+from storage.database.schema import make_ready, require_current
 from storage.database.session import database_now
 from storage.fleet.events import EventStore
 from storage.fleet.jobs import JobStore
@@ -66,7 +66,7 @@ class SqlStore(
 
 
 def open_store(url: str, *, read_only: bool = False) -> SqlStore:
-    """Opens the database, creating or migrating its tables unless `read_only`.
+    """Opens the database; unless `read_only`, creates its tables, and migrates those of a SQLite file.
 
     Args:
         url: `sqlite:///PATH` or `postgresql://USER:PASSWORD@HOST/NAME`.
@@ -75,7 +75,8 @@ def open_store(url: str, *, read_only: bool = False) -> SqlStore:
     Raises:
         StoreNewerError: a newer release wrote the schema.
         StoreReadOnlyError: it cannot be written (and `read_only` was not given).
-        StoreError: no such database, server or driver, or not a database.
+        StoreError: no such database, server or driver, or not a database; or PostgreSQL with an older schema, which
+            only storage.care.maintenance.migrate changes.
     """
     location = locate(url)
     with translated(location):
@@ -84,7 +85,7 @@ def open_store(url: str, *, read_only: bool = False) -> SqlStore:
             if read_only:
                 require_current(engine, location)
             else:
-                bring_up_to_date(engine, location)
+                make_ready(engine, location)
         except BaseException:
             engine.dispose()
             raise

@@ -25,14 +25,13 @@ TO_SQLITE = {
     r"(\w+_id) BIGINT": r"\1 INTEGER",
 }  # fmt: skip
 
-LATER = f"{int(HEAD) + 1:04}"
-"""The revision that the next release adds."""
-
+BASELINE = "0007"
+FOLLOWING = f"{int(HEAD) + 1:04}"
 NEXT = f"""
 import sqlalchemy as sa
 from alembic import op
 
-revision = "{LATER}"
+revision = "{FOLLOWING}"
 down_revision = "{HEAD}"
 
 def upgrade():
@@ -42,7 +41,10 @@ def upgrade():
 
 
 def make_database(url: str) -> None:
-    """Fills an empty database as the code before the baseline left one: every table has rows; a study of Optuna's."""
+    """Fills an empty database as the code before the baseline left one, which is of the baseline's schema.
+
+    Every table has rows; there is a study of Optuna's.
+    """
     engine = build_engine(locate(url), read_only=False)
     tables = (DATA / "schema_0007_tables.sql").read_text()
     if engine.dialect.name == "sqlite":
@@ -67,7 +69,7 @@ class NextRelease:
         self._folder = folder
         package = folder / "storage"
         shutil.copytree(Path(storage.__file__).parent, package, ignore=shutil.ignore_patterns("__pycache__"))
-        migration = package / "migrations" / "versions" / f"v{LATER}_notes.py"
+        migration = package / "migrations" / "versions" / f"v{FOLLOWING}_notes.py"
         migration.write_text(f"{NEXT}    1 / 0\n" if fails else NEXT)
 
     def run(self, code: str, *arguments: object) -> str:

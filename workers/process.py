@@ -20,6 +20,7 @@ from celery.exceptions import CPendingDeprecationWarning, SecurityWarning
 
 from autotune.queue.app import TaskName
 from autotune.queue.consumer import PrefetchCheck
+from autotune.shown import LogFormatter
 from workers.handlers import Action, install_tasks
 from workers.watchdog import Heartbeat, Watchdog, execute_again
 
@@ -123,9 +124,11 @@ def run_worker(
     return int(worker.exitcode or 0)
 
 
-def log_to_stderr() -> None:
+def log_to_stderr(level: int = logging.INFO) -> None:
     """One line an event, from our loggers and Celery's."""
-    logging.basicConfig(level=logging.INFO, format=LOG_FORMAT)
+    handler = logging.StreamHandler()
+    handler.setFormatter(LogFormatter(LOG_FORMAT))
+    logging.basicConfig(level=level, handlers=[handler])
     for name in _QUIET:
         logging.getLogger(name).setLevel(logging.WARNING)
 

@@ -6,6 +6,7 @@ import logging
 import socket
 import uuid
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime
 from typing import TYPE_CHECKING, Protocol
@@ -13,7 +14,7 @@ from urllib.parse import urlsplit
 
 import psutil
 
-from autotune.errors import InputError
+from autotune.errors import InputError, StoreConflictError
 from autotune.specs import ClusterSpec, Device, Fingerprint, Node
 from autotune.specs.fleet import LOCAL
 
@@ -101,7 +102,11 @@ def check_pool(cluster: ClusterSpec, known: Sequence[ClusterSpec]) -> bool:
     for other in known:
         if other.name == cluster.name:
             if _hardware(other) != _hardware(cluster):
-                raise InputError("--cluster", cluster.name, "it is stored with other hardware: give it another name")
+                raise InputError(
+                    "--cluster",
+                    cluster.name,
+                    "it is stored with other hardware: give it another name, or replace that (autotune cluster add)",
+                )
             return False
     return True
 
@@ -112,9 +117,7 @@ def register(store: FleetStore, options: NodeOptions, inventory: Inventory) -> N
     A node that has fewer devices than its cluster says is stored all the same: it is shown, and never chosen.
     """
     cluster = options.cluster
-    if check_pool(cluster, store.clusters()):
-        store.put_cluster(cluster)
-        log.info("pool %s: stored its cluster", cluster.name)
+    _store_pool(store, cluster)
     _tell_of_older(store, options.name)
     key = store.put_fingerprint(inventory.fingerprint) if inventory.fingerprint is not None else ""
     node = store.register_node(_node(options, inventory, key, store.now()))
@@ -123,6 +126,20 @@ def register(store: FleetStore, options: NodeOptions, inventory: Inventory) -> N
     if inventory.reason:
         log.error("node %s: %s, so it will not be used", node.name, inventory.reason)
     return node
+
+
+def _store_pool(store: FleetStore, cluster: ClusterSpec) -> None:
+    """Stores the cluster of a pool that is new, or that has no node yet and was stored by somebody with a key."""
+    known = store.clusters()
+    if not check_pool(cluster, known):
+        if store.nodes(cluster.name):
+            return
+        stored = next(each for each in known if each.name == cluster.name)
+        with suppress(StoreConflictError):
+            store.put_cluster(stored, only_own=True)
+            return
+    store.put_cluster(cluster)
+    log.info("pool %s: stored its cluster", cluster.name)
 
 
 def _tell_of_older(store: FleetStore, name: str) -> None:

@@ -1,8 +1,9 @@
 """The gate: who asks (bearer keys), what he may do (the role that each route needs), and how often (rate limit).
 
-Without any key an API that only this machine can reach takes every request as the principal `local`, an admin:
-whoever can send it could as well use the command line on the same database. That ends for good with the first key,
-also if it is revoked later.
+Keys are made by the command line, by whoever may write to the database, and then by an admin's key: the first one never
+comes over the network. An API that was opened to its machine by name (`autotune serve --open-to-this-machine`) takes
+requests without a key as the principal `local`, whose role is submit. It cannot tell who on this machine asks, nor that
+a proxy passes on what comes from elsewhere where that leaves no trace of it in the request.
 """
 
 from __future__ import annotations
@@ -20,12 +21,11 @@ from fastapi.routing import APIRoute
 from limits import RateLimitItem, parse
 from limits.aio.storage import MemoryStorage  # the other kind starts a thread every hundredth of a second
 from limits.aio.strategies import FixedWindowRateLimiter
-from starlette.concurrency import run_in_threadpool
 from starlette.exceptions import HTTPException
 
 from autotune.api.sharing import Combiner, Shared
 from autotune.errors import InputError
-from autotune.fleet.keys import hash_of, refusal
+from autotune.fleet.keys import LOCAL, hash_of, refusal
 from autotune.ports.fleet import FleetStore
 from autotune.specs import ApiKey, Role
 
@@ -62,7 +62,6 @@ ROLES: Mapping[str, Role | None] = {
 }
 """Each role may do what those before it may: read, submit, admin."""
 
-LOCAL = "local"
 TRUST_S = 2.0
 """How long a valid key is accepted without asking the database again. A revoked one may still work that long."""
 
@@ -79,13 +78,18 @@ class Principal:
     name: str
     role: Role
 
+    @property
+    def is_admin(self) -> bool:
+        """Whether everything here is this one's to change."""
+        return self.role.includes(Role.ADMIN)
+
 
 class Gate:
     """Lets requests in.
 
     Args:
         store: has the keys.
-        open_locally: the API is bound to loopback, and needs no key as long as there is none.
+        open_locally: the API is bound to loopback, and was opened to all who use this machine.
         rate: requests of one principal, or of one address without a key, as `limits` writes it: "3000/minute".
     """
 
@@ -94,7 +98,6 @@ class Gate:
         self._rate, self._limiter = read_rate(rate), FixedWindowRateLimiter(MemoryStorage())
         self._keys = Shared(TRUSTED_BYTES, TRUST_S / 2)  # up to twice as old while it is asked for again
         self._lookups = Combiner(self._look_up)
-        self._keyless_until = 0.0
 
     async def admit(self, request: Request, role: Role) -> Principal:
         """The principal of a request. Raises HTTPException 401, 403 or 429."""
@@ -117,13 +120,12 @@ class Gate:
     def forget(self) -> None:
         """Asks the database again for every key: one was made or revoked here."""
         self._keys.forget()
-        self._keyless_until = 0.0
 
     async def _principal(self, request: Request) -> Principal:
         header = request.headers.get("authorization")
         if header is None:
-            if self._open_locally and _is_direct(request) and await self._keyless():
-                return Principal(name=LOCAL, role=Role.ADMIN)
+            if self._open_locally and _is_direct(request):
+                return Principal(name=LOCAL, role=Role.SUBMIT)
             raise HTTPException(401, "an API key is needed: Authorization: Bearer KEY", CHALLENGE)
         scheme, _, secret = header.partition(" ")
         if scheme.lower() != "bearer" or not secret.strip():
@@ -140,11 +142,6 @@ class Gate:
     def _look_up(self, secret_hashes: Sequence[str]) -> Sequence[ApiKey | None]:
         found = self._store.keys_of(set(secret_hashes))
         return [found.get(each) for each in secret_hashes]
-
-    async def _keyless(self) -> bool:
-        if time.monotonic() >= self._keyless_until and not await run_in_threadpool(self._store.keys):
-            self._keyless_until = time.monotonic() + TRUST_S
-        return time.monotonic() < self._keyless_until
 
     async def _count(self, who: str) -> None:
         if not await self._limiter.hit(self._rate, who):

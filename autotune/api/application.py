@@ -64,7 +64,7 @@ def create_app(
         store: keeps everything; shared by the threads that run the handlers.
         service: takes requests for tunings.
         broker_answers: asks the broker whether it is there; for /healthz.
-        open_locally: it is bound to loopback: without any key, requests from this machine are taken (see api.access).
+        open_locally: it is bound to loopback, and takes requests from this machine without a key (see api.access).
         rate: requests of one principal, as "6000/minute".
 
     Raises:

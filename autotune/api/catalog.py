@@ -11,7 +11,7 @@ from autotune.api.access import GuardedRoute
 from autotune.api.answers import ClusterPage, Json, ModelPage
 from autotune.api.examples import CLUSTERS, MODELS
 from autotune.api.openapi import answer, problems
-from autotune.api.parts import parts_of
+from autotune.api.parts import parts_of, principal_of
 from autotune.api.requests import (
     DEFAULT_LIMIT,
     After,
@@ -24,10 +24,9 @@ from autotune.api.requests import (
     find_model,
     page,
 )
-from autotune.catalog import model_entries
-from autotune.catalog import models as presets
+from autotune.catalog import model_entries, preset
 from autotune.catalog.gpus import is_shorthand
-from autotune.errors import InputError
+from autotune.errors import InputError, StoreConflictError
 from autotune.fleet.service import require_no_pool
 from autotune.specs import ClusterSpec, ModelSpec
 
@@ -41,13 +40,16 @@ def list_models(request: Request, limit: Limit = DEFAULT_LIMIT, after: After = N
     return page(request, "models", found, limit, cursor=_name, data=dict)
 
 
-@router.post("/models", status_code=201, responses=answer(201, ModelSpec) | problems(422))
+@router.post("/models", status_code=201, responses=answer(201, ModelSpec) | problems(409, 422))
 def store_model(request: Request, body: Annotated[ModelBody, Body(openapi_examples=MODELS)]) -> Json:
-    """Store a model by its name; one of the same name is replaced for new requests only."""
-    if any(preset.name == body.name.lower() for preset in presets()):
+    """Store a model by its name, which is yours then: others cannot replace it, unless they are admins.
+
+    One of the same name is replaced for new requests only.
+    """
+    if preset(body.name) is not None:
         raise InputError("name", body.name, "a preset has this name and would be found first: give another")
-    parts = parts_of(request)
-    parts.store.put_model(body)
+    parts, principal = parts_of(request), principal_of(request)
+    parts.store.put_model(body, owner=principal.name, only_own=not principal.is_admin)
     parts.shared.forget()
     return Json(body.to_data(), 201)
 
@@ -67,15 +69,18 @@ def list_clusters(request: Request, limit: Limit = DEFAULT_LIMIT, after: After =
 
 @router.post("/clusters", status_code=201, responses=answer(201, ClusterSpec) | problems(409, 422))
 def store_cluster(request: Request, body: Annotated[ClusterBody, Body(openapi_examples=CLUSTERS)]) -> Json:
-    """Store a cluster by its name; one of the same name is replaced for new requests only.
+    """Store a cluster by its name, which is yours then: others cannot replace it, unless they are admins.
 
-    The hardware of a pool that nodes have registered for stays as it is.
+    One of the same name is replaced for new requests only. A pool that nodes have registered for is the admins', and
+    its hardware stays as it is.
     """
     if is_shorthand(body.name):
         raise InputError("name", body.name, "a name without a colon: those are shorthands of the catalog")
-    parts = parts_of(request)
+    parts, principal = parts_of(request), principal_of(request)
+    if not principal.is_admin and parts.store.nodes(body.name):
+        raise StoreConflictError(f"cluster {body.name!r} is a pool with nodes, which only an admin changes")
     require_no_pool(parts.store, body)
-    parts.store.put_cluster(body)
+    parts.store.put_cluster(body, owner=principal.name, only_own=not principal.is_admin)
     parts.shared.forget()
     return Json(body.to_data(), 201)
 

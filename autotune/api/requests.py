@@ -15,11 +15,13 @@ from starlette.exceptions import HTTPException
 
 from autotune.api.answers import Json
 from autotune.catalog import models as presets
+from autotune.catalog import preset
 from autotune.catalog.gpus import cluster_from_shorthand, is_shorthand
 from autotune.catalog.workloads import workload
 from autotune.errors import InputError, UnknownNameError
 from autotune.fleet.keys import MAX_DAYS
 from autotune.ports.fleet import FleetStore
+from autotune.shown import HIDDEN, PLAIN
 from autotune.specs import (
     Budget,
     ClusterSpec,
@@ -37,23 +39,22 @@ from autotune.specs.model import Count
 
 DEFAULT_MAX_TRIALS = 24
 MAX_CHOICES = 1000
-_TEXT = r"^[^\x00-\x1f\x7f]+$"
-_SEEN = r"^[^\x00-\x1f\x7f]*[^\s\x00-\x1f\x7f][^\x00-\x1f\x7f]*$"
+_SEEN = rf"^[^{HIDDEN}]*[^\s{HIDDEN}][^{HIDDEN}]*$"
 """Text that is not only spaces."""
 
-Text = Annotated[str | None, Query(min_length=1, max_length=200, pattern=_TEXT)]
+Text = Annotated[str | None, Query(min_length=1, max_length=200, pattern=PLAIN)]
 """For a parameter that may be absent."""
 
 ModelName = Annotated[
     str,
-    Query(min_length=1, max_length=200, pattern=_TEXT, description="A preset or stored model.", examples=["llama3-8b"]),
+    Query(min_length=1, max_length=200, pattern=PLAIN, description="A preset or stored model.", examples=["llama3-8b"]),
 ]
 ClusterName = Annotated[
     str,
     Query(
         min_length=1,
         max_length=200,
-        pattern=_TEXT,
+        pattern=PLAIN,
         description="A stored cluster, or GPU:NODESxGPUS_PER_NODE.",
         examples=["a100-80gb-sxm:2x8"],
     ),
@@ -62,7 +63,7 @@ Nodes = Annotated[int | None, Query(ge=1, le=2**31 - 1, description="So many nod
 SeqLen = Annotated[int | None, Query(ge=1, le=2**31 - 1, description="Tokens of a sequence.")]
 GlobalBatch = Annotated[int | None, Query(ge=1, le=2**31 - 1, description="Sequences a step.")]
 DTypeName = Annotated[DType | None, Query(description="Compute dtype.")]
-PathName = Annotated[str, Path(min_length=1, max_length=200, pattern=_TEXT, description="A name.")]
+PathName = Annotated[str, Path(min_length=1, max_length=200, pattern=PLAIN, description="A name.")]
 PathId = Annotated[str, Path(min_length=4, max_length=64, pattern=r"^[A-Za-z0-9_-]+$", description="An id.")]
 
 
@@ -112,7 +113,7 @@ class TuningRequest(Spec):
 class QuarantineRequest(Spec):
     """Why a node may not get jobs."""
 
-    reason: Annotated[str, Field(min_length=1, max_length=500, pattern=_TEXT)]
+    reason: Annotated[str, Field(min_length=1, max_length=500, pattern=PLAIN)]
 
 
 class KeyRequest(Spec):
@@ -159,10 +160,16 @@ def find_model(store: FleetStore, ref: str | ModelSpec) -> ModelSpec:
 
 
 def given_model(ref: str | ModelSpec) -> ModelSpec | None:
-    """The model that is meant where nobody has to be asked: given whole, or a preset."""
-    if isinstance(ref, ModelSpec):
-        return ref
-    return next((model for model in presets() if model.name == ref.lower()), None)
+    """The model that is meant where nobody has to be asked: given whole, or a preset.
+
+    Raises InputError for another model under a preset's name: its tunings would look like those of the preset.
+    """
+    if isinstance(ref, str):
+        return preset(ref)
+    known = preset(ref.name)
+    if known is not None and known.key != ref.key:
+        raise InputError("body: model.name", ref.name, "another name: a preset has this one, and is another model")
+    return ref
 
 
 def find_cluster(store: FleetStore, ref: str | ClusterSpec, nodes: int | None = None) -> ClusterSpec:

@@ -30,10 +30,17 @@ COLLECT_AFTER = 10_000
 """Objects made before the youngest are looked through; 700 by default, which is reached by every few requests."""
 
 
-def require_key(store: FleetStore, host: str) -> None:
-    """Refuses to listen beyond this machine while nobody could be told from anybody. Raises InputError."""
-    if not is_loopback(host) and not any(store.has_role(role) for role in Role):
-        raise InputError("--host", host, "127.0.0.1 until there is an API key: autotune keys create NAME --role admin")
+def require_key(store: FleetStore, host: str, *, open_locally: bool) -> None:
+    """Refuses to listen while nobody could be let in, or everybody beyond this machine. Raises InputError."""
+    if open_locally and not is_loopback(host):
+        raise InputError("--host", host, "127.0.0.1 with --open-to-this-machine")
+    if not open_locally and not any(store.has_role(role) for role in Role):
+        raise InputError(
+            "API key",
+            None,
+            "make the first one with `autotune keys create NAME --role admin`, or take requests of this machine "
+            "without one by --open-to-this-machine",
+        )
 
 
 def run(app: FastAPI, *, host: str, port: int) -> None:

@@ -12,7 +12,7 @@ from starlette.concurrency import run_in_threadpool
 from starlette.exceptions import HTTPException
 from starlette.responses import Response
 
-from autotune.api.access import LOCAL, GuardedRoute
+from autotune.api.access import GuardedRoute
 from autotune.api.answers import Json, Submitted, TrialPage, TuningAnswer, TuningPage
 from autotune.api.events import EVENT_SCHEMA, LastEventId, event_stream
 from autotune.api.examples import EVENT, TUNING_REQUESTS
@@ -34,6 +34,7 @@ from autotune.api.requests import (
     page,
 )
 from autotune.api.sharing import require_bounded
+from autotune.fleet.keys import LOCAL
 from autotune.fleet.service import submission_of
 from autotune.search.space import Runtime
 from autotune.specs import ClusterSpec, ModelSpec, Role, Tuning, TuningState, Workload
@@ -136,7 +137,7 @@ def cancel_tuning(
 
     It is cancelled once everybody who asked for it has taken that back, or with `force`; its nodes are free within
     seconds. An answer in another state than cancelled says that somebody else still wants it. An admin can also take
-    back requests from before there was any key. Where only others want the tuning, error 409 names them.
+    back requests that were made without a key. Where only others want the tuning, error 409 names them.
     """
     parts, principal = parts_of(request), principal_of(request)
     is_admin = principal.role.includes(Role.ADMIN)
@@ -183,7 +184,7 @@ async def stream_events(request: Request, tuning_id: PathId, last_event_id: Last
 async def _meant(parts: Parts, body: TuningRequest, model: ModelSpec) -> tuple[ClusterSpec, Workload]:
     """The cluster and the workload of a request that can lead to a plan; judged once for all who ask at the same time.
 
-    The model is found before: it is stored with the tuning, and an outdated one would replace what was stored since.
+    The model is found before: what was stored a moment ago is what is tuned.
     """
     judged = body.model_copy(update={"model": model}).model_dump_json(include=JUDGED)
 

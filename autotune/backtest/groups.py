@@ -109,8 +109,9 @@ class Group:
 def group_runs(runs: Sequence[Run], *, min_ok: int = 1, skip_bad: bool = False) -> tuple[list[Group], list[Skipped]]:
     """The groups of the runs, in the order of their first row, and what was left out.
 
-    A row that disagrees with its group's first one on model, cluster or workload is bad, and so is a group without
-    a successful plan. Groups with fewer than `min_ok` successful plans are left out silently: that was asked for.
+    A group is of the model, cluster and workload that most of its rows have, whatever their order; a row that disagrees
+    is bad, and so is a group that has no such majority or no successful plan. Groups with fewer than `min_ok`
+    successful plans are left out silently: that was asked for.
 
     Raises:
         InputError: something bad, unless `skip_bad`.
@@ -125,17 +126,32 @@ def group_runs(runs: Sequence[Run], *, min_ok: int = 1, skip_bad: bool = False) 
         skipped.append(Skipped(where=where, reason=str(error)))
 
     for run in runs:
-        rows = by_name.setdefault(run.group, [])
-        column = _difference(rows[0], run) if rows else ""
-        if column:
-            refuse(f"{run.where}, column {column}", run.group, "must agree in all rows of a group", run.where)
-        else:
-            rows.append(run)
-    groups = [_group(rows) for rows in by_name.values()]
+        by_name.setdefault(run.group, []).append(run)
+    for name, rows in by_name.items():
+        counts = Counter(_settings(run) for run in rows)
+        (settings, most), *others = counts.most_common(2)
+        if others and others[0][1] == most:
+            one, other = (next(run for run in rows if _settings(run) == each) for each in (settings, others[0][0]))
+            column = _difference(one, other)
+            refuse(f"{name}, column {column}", name, f"must agree: {most} rows each have two values", name)
+            by_name[name] = []
+            continue
+        usual = next(run for run in rows if _settings(run) == settings)
+        for run in rows:
+            if column := _difference(usual, run):
+                refuse(f"{run.where}, column {column}", run.group, "must agree in all rows of a group", run.where)
+        by_name[name] = [run for run in rows if not _difference(usual, run)]
+    groups = [_group(rows) for rows in by_name.values() if rows]
     for group in groups:
         if not group.ok:
             refuse("group", group.name, "needs at least one run that is ok", group.name)
     return [group for group in groups if group.ok >= max(min_ok, 1)], skipped
+
+
+def _settings(run: Run) -> tuple[str, str, str]:
+    """What all rows of a group have alike."""
+    model = run.model.model_copy(update={"max_positions": 0})  # follows the sequence length
+    return model.key, run.cluster.key, run.workload.key
 
 
 def _difference(first: Run, run: Run) -> str:

@@ -24,13 +24,14 @@ class GpuEntry(Spec):
     Attributes:
         name: the catalog's name (`a100-80gb-sxm`).
         title: the vendor's name.
-        kind: CUDA or ROCm.
+        kind: CUDA, ROCm or Ascend's NPU.
         drivers: names under which the driver reports the device.
         memory_bytes: what the driver reports as total.
         memory_bytes_per_s: bandwidth of the device's memory.
         peak_flops_per_s: dense peaks by dtype; a dtype the hardware has no matrix unit for is absent.
         intra: the link between devices of a node, one direction, one device.
         gpus_per_node: devices of a node in the vendor's system.
+        gpus_per_domain: devices that `intra` joins there, where these are several nodes'.
         inter: the link between nodes of the vendor's reference system, one direction, one NIC; None if it has none.
         nics_per_node: NICs of `gpus_per_node` devices in that system; None if it has none.
         sources: document, place and year by figure.
@@ -45,6 +46,7 @@ class GpuEntry(Spec):
     peak_flops_per_s: dict[DType, Rate]
     intra: Link
     gpus_per_node: Count
+    gpus_per_domain: Count | None = None
     inter: Link | None = None
     nics_per_node: Count | None = None
     sources: dict[str, str]
@@ -89,7 +91,8 @@ def is_shorthand(text: str) -> bool:
 def cluster_from_shorthand(text: str) -> ClusterSpec:
     """A cluster of the vendor's reference systems, from GPU:NODESxGPUS_PER_NODE.
 
-    The NICs of a node are the reference system's, in proportion to the devices a node.
+    The NICs of a node are the reference system's, in proportion to the devices a node. Nodes whose link joins several
+    of them form whole domains: of a rack of 72 all are used where the devices fill such racks (or part of one), or 64.
 
     Raises:
         InputError: malformed text, or several nodes of a GPU that has no reference link between nodes.
@@ -113,11 +116,22 @@ def cluster_from_shorthand(text: str) -> ClusterSpec:
         name=f"{entry.name}:{nodes}x{gpus_per_node}",
         nodes=nodes,
         gpus_per_node=gpus_per_node,
+        gpus_per_domain=_domain(entry, nodes, gpus_per_node),
         device=entry.device(),
         intra=entry.intra,
         inter=entry.inter if nodes > 1 else None,
         nics_per_node=max(1, nics) if nodes > 1 else 1,
     )
+
+
+def _domain(entry: GpuEntry, nodes: int, gpus_per_node: int) -> int | None:
+    """Devices of a domain of several such nodes; None where a node is one."""
+    most = entry.gpus_per_domain or 0
+    whole = nodes * gpus_per_node
+    for size in (min(most, whole), 2 ** (most.bit_length() - 1) if most else 0):
+        if size > gpus_per_node and size % gpus_per_node == 0 and whole % size == 0:
+            return size
+    return None
 
 
 # A device of a known name may be given less than its memory, never more (this much for rounding).

@@ -29,10 +29,16 @@ def from_hf_config(data: dict[str, Any], name: str, what: str = "config.json") -
     """
     model_type, family = _family(data, what)
     config = Fields(data, what)
-    config.only("quantization_config", (), "quantized weights are not trained; without this key --dtype decides")
+    quantized = config.value("quantization_config")
     shape = family.read(config)
-    config.finish()
-    return ModelSpec.from_data({"name": name, **shape, "source": f"Hugging Face config, {model_type}"}, what)
+    notes = [f"Hugging Face config, {model_type}"]
+    if quantized:
+        method = quantized.get("quant_method") if isinstance(quantized, dict) else None
+        notes.append(f"published in {method or 'quantized weights'}, trained in the workload's dtype")
+    unknown = config.finish()
+    if unknown:
+        notes.append("not known and taken as harmless: " + ", ".join(unknown))
+    return ModelSpec.from_data({"name": name, **shape, "source": "; ".join(notes)}, what)
 
 
 def _family(data: dict[str, Any], what: str) -> tuple[str, Family]:

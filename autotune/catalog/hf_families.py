@@ -120,7 +120,8 @@ def _qwen2(config: Fields) -> Shape:
 
 def _qwen3(config: Fields) -> Shape:
     _no_window(config)
-    _no_bias(config, "attention_bias")
+    _no_bias(config, "attention_bias", "qkv_bias")
+    config.only("use_qk_norm", (True,), "this family has norms of queries and keys")
     return {**_decoder(config, kv_heads=32, head_dim=128), "qk_norm": True}
 
 
@@ -150,7 +151,9 @@ def _qwen2_moe(config: Fields) -> Shape:
 def _qwen3_moe(config: Fields) -> Shape:
     _no_window(config)
     _every_layer_sparse(config)
-    _no_bias(config, "attention_bias")
+    _no_bias(config, "attention_bias", "qkv_bias")
+    config.only("use_qk_norm", (True,), "this family has norms of queries and keys")
+    config.only("shared_expert_intermediate_size", (0,), "this family has no shared expert")
     experts = config.count("num_local_experts", 128)  # the 5.x spelling of num_experts
     return {
         **_decoder(config, kv_heads=4),
@@ -164,12 +167,20 @@ def _qwen3_moe(config: Fields) -> Shape:
 def _deepseek_moe(config: Fields, *, shared: int, dense: int) -> Shape:
     config.only("moe_layer_freq", (1,), "mixtures on only some layers are not understood")
     return {
+        **_routing(config),
         "experts": config.count("n_routed_experts"),
         "top_k": config.count("num_experts_per_tok"),
         "expert_ffn": config.count("moe_intermediate_size"),
         "shared_experts": 0 if _is_null(config, "n_shared_experts") else config.count("n_shared_experts", shared),
         "dense_layers": config.count("first_k_dense_replace", dense, minimum=0),
     }
+
+
+def _routing(config: Fields) -> Shape:
+    """Node-limited routing: of `n_group` groups of experts, each on a node, `topk_group` take a token."""
+    groups, chosen = config.count("n_group", 1, minimum=0), config.count("topk_group", 1, minimum=0)
+    limited = config.value("topk_method") != "greedy" and 0 < chosen < groups
+    return {"expert_nodes": chosen} if limited else {}
 
 
 def _deepseek(config: Fields) -> Shape:
@@ -251,4 +262,5 @@ FAMILIES: dict[str, Family] = {
     "deepseek": Family(architecture="DeepseekForCausalLM", read=_deepseek),
     "deepseek_v2": Family(architecture="DeepseekV2ForCausalLM", read=_deepseek_v2),
     "deepseek_v3": Family(architecture="DeepseekV3ForCausalLM", read=_deepseek_v3),
+    "kimi_k2": Family(architecture="DeepseekV3ForCausalLM", read=_deepseek_v3),
 }

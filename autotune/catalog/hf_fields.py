@@ -2,27 +2,46 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable
 from typing import Any
 
 from autotune.errors import InputError, UnsupportedModelError
 
 # Keys that change neither a shape nor the work of a training step: bookkeeping, generation, initialisation,
-# regularisation, rotary angles, and how an expert is chosen (not how many).
+# regularisation, rotary angles, and how an expert is chosen (not how many). Of others like them see _HARMLESS_NAME.
 _HARMLESS = frozenset(
     """
-    _attn_implementation _commit_hash _name_or_path architectures attribute_map auto_map dtype id2label label2id
+    _commit_hash _name_or_path _num_labels architectures attribute_map auto_map dtype id2label is_decoder label2id
     model_type name_or_path problem_type task_specific_params tokenizer_class torch_dtype transformers_version
-    use_return_dict return_dict output_attentions output_hidden_states torchscript chunk_size_feed_forward
-    bos_token_id eos_token_id pad_token_id unk_token_id sep_token_id decoder_start_token_id use_cache do_sample
-    max_length min_length n_ctx summary_activation summary_first_dropout summary_proj_to_labels summary_type
-    summary_use_proj is_decoder
-    initializer_range attention_dropout attn_pdrop embd_pdrop resid_pdrop hidden_dropout classifier_dropout
-    rms_norm_eps layer_norm_eps layer_norm_epsilon scale_attn_weights pretraining_tp
-    rope_parameters rope_scaling rope_theta rope_interleave rotary_emb_base rotary_pct partial_rotary_factor
-    router_aux_loss_coef router_jitter_noise output_router_logits norm_topk_prob aux_loss_alpha seq_aux
-    scoring_func topk_method topk_group n_group routed_scaling_factor ep_size
-    """.split()  # noqa: SIM905 (a list of seventy literals is not easier to read)
+    use_return_dict return_dict return_dict_in_generate output_attentions output_hidden_states output_scores
+    torchscript chunk_size_feed_forward ignore_index num_labels tie_encoder_decoder pruned_heads prefix
+    use_cache do_sample early_stopping max_length min_length model_max_length max_sequence_length n_ctx seq_length
+    num_beams num_beam_groups num_return_sequences length_penalty diversity_penalty repetition_penalty
+    encoder_no_repeat_ngram_size no_repeat_ngram_size remove_invalid_values top_k top_p typical_p num_logits_to_keep
+    original_max_position_embeddings initial_context_length n_special output_past predict_special_tokens
+    scale_attn_weights reorder_and_upcast_attn pretraining_tp residual_in_fp32 rescale_prenorm_residual
+    output_router_logits norm_topk_prob aux_loss_alpha seq_aux scoring_func topk_method ep_size
+    is_llama_config use_bfloat16
+    """.split()  # noqa: SIM905 (a list of a hundred literals is not easier to read)
+)
+
+# How configs name such keys, whatever else the name says.
+_HARMLESS_NAME = re.compile(
+    r"""
+    .*(drop(out)?|_prob|eps(ilon)?|_std|_coef|_loss|_token_(id|index)|_dtype|_version|_temperature|softcap(ping)?
+       |_scal(e|ing)|_scaling_factor|_theta|_implementation|initializer_range|_limit|_floor)
+    | (rope|rotary|partial_rotary|initializer|init|router_jitter|tokenizer|summary|unsloth|use_flash|swiglu).*
+    """,
+    re.VERBOSE,
+)
+
+# What configs call shapes, parts and counts. A key with such a word is refused if nobody reads it.
+_SHAPE = re.compile(
+    "size|dim|width|head|layer|expert|window|rank|lora|ffn|hidden|intermediate|hybrid|pattern|attention|attn|conv"
+    "|chunk|kernel|topk|sparse|mtp|nextn|ssm|mamba|linear|bias|parallel|encoder|decoder|cross|moe|mlp|norm|vision"
+    "|audio|block|patch|gate|group|position|embed|alibi|compress|index|latent|mixer|depth|nope|proj|mult|expand"
+    "|config"
 )
 
 _ACTIVATIONS = frozenset(
@@ -74,11 +93,21 @@ class Fields:
         """Marks keys that the family's other keys make irrelevant."""
         self._read.update(keys)
 
-    def finish(self) -> None:
-        """Refuses keys that nobody read. A key that is null or false turns nothing on and is accepted."""
+    def finish(self) -> list[str]:
+        """Refuses keys that nobody read and that name a shape; gives the others that are not known, to be told.
+
+        A key that is null, false, 0 or empty turns nothing on.
+        """
+        unknown = []
         for key, value in self._data.items():
-            if key not in self._read and key not in _HARMLESS and value is not None and value is not False:
-                raise UnsupportedModelError(f"{self.what}: {key}", value, "this key is not understood")
+            if not value or key in self._read or key in _HARMLESS or _HARMLESS_NAME.fullmatch(key):
+                continue
+            if _SHAPE.search(key.lower()):
+                raise UnsupportedModelError(
+                    f"{self.what}: {key}", value, "this key is not understood, and it may change shapes or work"
+                )
+            unknown.append(key)
+        return unknown
 
     def has(self, key: str) -> bool:
         """Whether the key stands in the config, null included."""

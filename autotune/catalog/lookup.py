@@ -9,7 +9,7 @@ from typing import Any
 
 from autotune.catalog.gpus import cluster_from_shorthand, is_shorthand
 from autotune.catalog.hf import from_hf_config, is_hf_config
-from autotune.catalog.models import model, models
+from autotune.catalog.models import model, preset
 from autotune.errors import InputError
 from autotune.specs import ClusterSpec, ModelSpec
 from autotune.specs.documents import read_document
@@ -27,9 +27,7 @@ def load_model(ref: str) -> ModelSpec:
         UnsupportedModelError: a config with a part that is not understood.
         InputError: a file that cannot be read or used.
     """
-    if any(preset.name == ref.lower() for preset in models()):
-        return model(ref)
-    if not _is_path(ref):
+    if preset(ref) is not None or not _is_path(ref):
         return model(ref)
     data = _document(Path(ref))
     if is_hf_config(data):

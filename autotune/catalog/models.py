@@ -19,16 +19,21 @@ def models() -> tuple[ModelSpec, ...]:
 def model_entries(stored: Iterable[ModelSpec]) -> list[dict[str, Any]]:
     """Presets and stored models by name, each with its `origin`; of one name the preset, which is found first."""
     entries = {spec.name: {"origin": "stored", **spec.to_data()} for spec in stored}
-    entries |= {preset.name: {"origin": "preset", **preset.to_data()} for preset in models()}
+    entries |= {each.name: {"origin": "preset", **each.to_data()} for each in models()}
     return [entries[name] for name in sorted(entries)]
+
+
+def preset(name: str) -> ModelSpec | None:
+    """The preset of that name, None where there is none. A preset is found before anything stored."""
+    return next((each for each in models() if each.name == name.lower()), None)
 
 
 def model(name: str) -> ModelSpec:
     """The preset of that name. Raises UnknownNameError with the close or all known names."""
-    for preset in models():
-        if preset.name == name.lower():
-            return preset
-    raise unknown("model", name, [preset.name for preset in models()])
+    found = preset(name)
+    if found is None:
+        raise unknown("model", name, [each.name for each in models()])
+    return found
 
 
 def smallest() -> ModelSpec:

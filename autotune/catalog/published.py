@@ -21,6 +21,13 @@ _ALIASES: dict[str, dict[int | None, str]] = {
     "B200": {None: "b200-180gb-sxm", 180: "b200-180gb-sxm"},
     "B200-SXM": {None: "b200-180gb-sxm"},
     "GB200": {None: "gb200"},
+    "A800": {None: "a800-80gb-sxm", 80: "a800-80gb-sxm"},
+    "A800-SXM4-80GB": {None: "a800-80gb-sxm"},
+    "H800": {None: "h800-80gb-sxm", 80: "h800-80gb-sxm"},
+    "H800-SXM5-80GB": {None: "h800-80gb-sxm"},
+    "H20": {None: "h20-96gb-sxm", 96: "h20-96gb-sxm"},
+    "GH200": {None: "gh200-96gb", 96: "gh200-96gb"},
+    "B300": {None: "b300-270gb-sxm"},
 }
 
 

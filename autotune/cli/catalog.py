@@ -64,14 +64,13 @@ def import_model(
     as_json: options.AsJson = False,
 ) -> None:
     """Store a model in the database, so that --model finds it by name; says so where it replaces one."""
-    from autotune.catalog import load_model
-    from autotune.catalog import models as presets
+    from autotune.catalog import load_model, preset
     from autotune.specs import ModelSpec
 
     spec = load_model(str(file))
     if name is not None:
         spec = ModelSpec.from_data(spec.to_data() | {"name": name}, "--name")
-    if any(preset.name == spec.name.lower() for preset in presets()):
+    if preset(spec.name) is not None:
         raise InputError(
             "model", spec.name, "a preset has this name and would be found first: give another with --name"
         )

@@ -145,16 +145,36 @@ def restore(
     overwrite: Annotated[
         bool, option("--overwrite", help="Replace what the database holds, also while others use it.")
     ] = False,
+    keys: Annotated[
+        bool,
+        option("--keys", help="Take over API keys that the database does not know: were any revoked since, they work."),
+    ] = False,
     db: options.Database = None,
     as_json: options.AsJson = False,
 ) -> None:
-    """Put a backup into a new or empty database: all of it, or nothing."""
+    """Put a backup into a new or empty database: all of it, or nothing.
+
+    API keys that the database has stay as they are. What is revoked there or in the backup is revoked.
+    """
     from autotune.wiring import make_folder
     from storage.care.backup import restore as read_backup
 
     make_folder(db)
-    done = read_backup(database_url(db), file, overwrite=overwrite)
+    done = read_backup(database_url(db), file, overwrite=overwrite, keys=keys)
     _print_copy(done, f"{done.file} -> {done.database}", as_json=as_json)
+    unknown = (
+        "other valid keys have their names"
+        if keys
+        else "this database cannot tell whether they were revoked since the backup was made. Make new ones with "
+        "`autotune keys create`, or restore with --keys"
+    )
+    for what, found, why in (
+        ("stay revoked", done.keys_revoked, "that was done since the backup was made"),
+        ("were left out", done.keys_left_out, unknown),
+    ):
+        if found:
+            named = ", ".join(f"{key} of {name}" for key, name in found)
+            output.error_console().print(f"API keys that {what}: {named} ({why})", soft_wrap=True)
 
 
 @app.command()

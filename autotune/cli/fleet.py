@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from contextlib import closing
 from dataclasses import replace
 from datetime import datetime, time
@@ -12,6 +13,7 @@ from autotune.cli import options, output
 from autotune.cli.options import option
 from autotune.errors import InputError
 from autotune.settings import Settings, read_settings
+from autotune.shown import require_plain
 
 if TYPE_CHECKING:
     from autotune.queue.sending import CeleryQueue
@@ -23,30 +25,39 @@ _NODE = "Node"
 
 def serve(
     host: Annotated[
-        str, option("--host", "ADDRESS", "Listen here. Other than loopback needs an API key to exist.")
+        str, option("--host", "ADDRESS", "Listen here. Beyond loopback put a proxy with TLS before it.")
     ] = "127.0.0.1",
     port: Annotated[int, option("--port", min=0, max=65535, help="Listen there; 0 takes a free one.")] = PORT,
     db: options.Database = None,
     broker: options.Broker = None,
     rate_limit: Annotated[str, option("--rate-limit", "COUNT/TIME", "Requests of one key at most.")] = "6000/minute",
+    open_to_this_machine: Annotated[
+        bool,
+        option(
+            "--open-to-this-machine",
+            help="Take requests without a key, in the role submit, from whoever is on this machine. Not behind a "
+            "proxy: what that passes on comes from this machine.",
+        ),
+    ] = False,
 ) -> None:
     """Serve the HTTP API until SIGTERM or Ctrl-C: tunings, events, best plans, nodes, metrics; GET /openapi.json.
 
-    Bound to loopback it takes requests without a key as long as none was ever made, since whoever is on this machine
-    could use the database as well. Beyond this machine put a proxy with TLS before it: keys travel in the clear.
+    Each request shows a key, and the first one is made by `autotune keys create NAME --role admin`. Keys travel in the
+    clear: beyond this machine put a proxy with TLS before it.
     """
-    from autotune.api.access import is_loopback
     from autotune.api.application import create_app
     from autotune.api.server import require_key, run
     from autotune.wiring import open_fleet, open_queue, open_store
+    from workers.process import log_to_stderr
 
+    log_to_stderr(logging.WARNING)
     settings = _settings(db, broker)
     with closing(open_store(db)) as store, closing(open_queue(settings)) as queue:
-        require_key(store, host)
+        require_key(store, host, open_locally=open_to_this_machine)
         _warn_without_broker(queue, settings.broker_url)
         with closing(open_fleet(store, open_queue(settings))) as fleet:
             app = create_app(
-                store, fleet, broker_answers=queue.answers, open_locally=is_loopback(host), rate=rate_limit
+                store, fleet, broker_answers=queue.answers, open_locally=open_to_this_machine, rate=rate_limit
             )
             run(app, host=host, port=port)
 
@@ -144,6 +155,7 @@ def worker(
     name = name or socket.gethostname()
     if not all(character.isalnum() or character in "._-" for character in name):
         raise InputError("--name", name, "letters, digits, '.', '_' and '-' make a node's name")
+    require_plain("--topology", topology)
     address, interface = place(address, interface, settings.broker_url)
     chosen = NodeOptions(
         name=name, cluster=read_cluster(cluster, db), address=address, interface=interface, topology=topology,

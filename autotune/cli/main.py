@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import errno
 import io
+import logging
 import os
 import sys
 from collections.abc import Sequence
@@ -39,6 +40,7 @@ from autotune.cli import (
     tunings,
 )
 from autotune.errors import AutotuneError, InputError, NothingFitsError
+from autotune.shown import LogFormatter
 
 app = typer.Typer(
     name="autotune",
@@ -107,6 +109,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     """Runs one command and exits. `arguments` are the process's own if None."""
     arguments = sys.argv[1:] if arguments is None else list(arguments)
     _prepare_streams()
+    if logging.lastResort is not None:  # what prints warnings where no log was set up
+        logging.lastResort.setFormatter(LogFormatter())
     sys.exit(_run(arguments))
 
 

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from autotune.errors import AutotuneError, InputError, NothingFitsError
+from autotune.shown import shown
 
 PIPE_WIDTH = 160
 
@@ -78,16 +79,33 @@ def console() -> Console:
 
     Without markup: names and messages come from users, and brackets in them are theirs.
     """
-    from rich.console import Console
-
-    return Console(markup=False, highlight=False, width=None if sys.stdout.isatty() else PIPE_WIDTH)
+    return _console(stderr=False)
 
 
 def error_console() -> Console:
     """Standard error for people: progress and errors, so that standard output holds only the answer."""
-    from rich.console import Console
+    return _console(stderr=True)
 
-    return Console(stderr=True, markup=False, highlight=False, width=None if sys.stderr.isatty() else PIPE_WIDTH)
+
+def _console(*, stderr: bool) -> Console:
+    from rich.console import Console, ConsoleOptions, RenderableType
+    from rich.segment import Segment
+    from rich.text import Text
+
+    class ShownConsole(Console):
+        """Neutralises what a terminal obeys in names and messages; rich's own controls and styles are kept apart."""
+
+        def render_str(self, text: str, **how: Any) -> Text:
+            """As text of which the width is known, so that a table holds all of it."""
+            return super().render_str(shown(text), **how)
+
+        def render(self, renderable: RenderableType, options: ConsoleOptions | None = None) -> Iterable[Segment]:
+            """What did not come as a string."""
+            for text, style, control in super().render(renderable, options):
+                yield Segment(text if control else shown(text), style, control)
+
+    width = None if (sys.stderr if stderr else sys.stdout).isatty() else PIPE_WIDTH
+    return ShownConsole(stderr=stderr, markup=False, highlight=False, width=width)
 
 
 def table(title: str, *columns: str) -> Table:
@@ -171,7 +189,7 @@ def error_data(error: AutotuneError) -> dict[str, Any]:
 
 def print_error(message: str) -> None:
     """One line on standard error."""
-    sys.stderr.write("error: " + " ".join(message.split()) + "\n")
+    sys.stderr.write(shown("error: " + " ".join(message.split()), one_line=True) + "\n")
 
 
 def print_misses(misses: Sequence[Row]) -> None:
@@ -274,4 +292,4 @@ def print_launch(launch: Mapping[str, Any]) -> None:
     if launch["config"]:
         lines += [f"with {launch['config_name']}:", launch["config"]]
     lines += [f"note: {note}" for note in launch["notes"]]
-    sys.stdout.write("\n".join(lines) + "\n")
+    sys.stdout.write(shown("\n".join(lines)) + "\n")

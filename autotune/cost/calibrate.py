@@ -13,8 +13,9 @@ import numpy as np
 from scipy.optimize import nnls
 
 from autotune.cost.estimate import estimate, memory_table
+from autotune.cost.framework import TORCH
 from autotune.cost.network import Network, geometry, ring_steps, ring_traffic
-from autotune.cost.speeds import PLAIN, Gemm, device_overhead_bytes, gemm_of
+from autotune.cost.speeds import PLAIN, attention_of, core_over_products, device_overhead_bytes, gemm_of
 from autotune.cost.table import Floats, PlanTable
 from autotune.cost.work import reading_work
 from autotune.errors import InputError, MissingMeasurementError
@@ -23,6 +24,7 @@ from autotune.specs import (
     CollectiveOp,
     CollectiveReading,
     ComputeFit,
+    Device,
     LayerReading,
     LinkFit,
     ModelSpec,
@@ -65,7 +67,7 @@ def _link(
         op=op,
         group_size=size,
         stride=stride,
-        crosses_nodes=geometry(cluster.gpus_per_node, cluster.devices, size, stride).crosses_nodes,
+        crosses_nodes=geometry(cluster.domain, cluster.devices, size, stride).crosses_nodes,
         latency_s=latency_s,
         bytes_per_s=1.0 / s_per_byte,
         relative_error=error,
@@ -94,7 +96,7 @@ def _one_size(
     return (float(latency[best]) / ring_steps(op, size), s_per_byte / ring_traffic(op, size)), spread
 
 
-def fit_compute(items: Sequence[tuple[ModelSpec, Workload, LayerReading]], gemm: Gemm = PLAIN) -> ComputeFit:
+def fit_compute(items: Sequence[tuple[ModelSpec, Workload, LayerReading]], device: Device | None = None) -> ComputeFit:
     """Launch time, FLOP rate and byte rate of the device from layer readings, communication excluded.
 
     `bytes_per_s` is None where no memory-bound share shows.
@@ -102,7 +104,12 @@ def fit_compute(items: Sequence[tuple[ModelSpec, Workload, LayerReading]], gemm:
     Raises:
         InputError: no reading with a time above zero.
     """
-    found = [pair for model, workload, reading in items for pair in reading_work(model, workload, reading, gemm)]
+    gemm = gemm_of(device) if device else PLAIN
+    found = [
+        pair
+        for model, workload, reading in items
+        for pair in reading_work(model, workload, reading, gemm, probe_core(device, model, workload))
+    ]
     found = [(work, seconds) for work, seconds in found if seconds > 0]
     if not any(work.flops > 0 for work, _ in found):
         raise InputError("layer readings", len(items), "at least one of a layer or head with a time above zero")
@@ -117,6 +124,14 @@ def fit_compute(items: Sequence[tuple[ModelSpec, Workload, LayerReading]], gemm:
     )
 
 
+def probe_core(device: Device | None, model: ModelSpec, workload: Workload) -> float:
+    """What a FLOP of the attention core costs in our probes, over one of a product."""
+    if device is None:
+        return 1.0
+    attention = attention_of(device, TORCH.attention)
+    return core_over_products(device, attention, model, workload.seq_len, TORCH.current)
+
+
 def fit_profile(
     cluster: ClusterSpec,
     fingerprint_key: str,
@@ -129,7 +144,7 @@ def fit_profile(
         cluster_key=cluster.key,
         fingerprint_key=fingerprint_key,
         links=fit_links(cluster, collective_readings),
-        compute=fit_compute(layer_items, gemm_of(cluster.device)) if layer_items else None,
+        compute=fit_compute(layer_items, cluster.device) if layer_items else None,
     )
     done = [
         (model, workload, trial, trial.reading)

@@ -194,7 +194,7 @@ def estimate_table(
     """
     layouts = _layouts(model, cluster, table)
     slots = stage_slots(model, layouts, by_cost=framework.splits_by_cost)
-    speeds = speeds_of(cluster, workload, profile, framework)
+    speeds = speeds_of(cluster, model, workload, profile, framework)
     shapes = Shapes.of(table, layouts, workload)
     network = Network(cluster, profile, framework)
     work = PieceModel(model, workload, shapes, network, speeds, framework).all()

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from autotune.specs import Workload
+from autotune.specs import Attention, Workload
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -26,13 +26,16 @@ class Framework:
         collective_s: host seconds of one collective beyond that.
         message_s: host seconds of a pipeline's send and receive of one micro-batch, each way.
         traffic: bytes that a layer's small kernels move, over the count of `work.layer_work` (which is for fused ones).
-        fused_attention: no s x s scores in memory.
+        attention: the kernel of the attention core that it takes where the device has it (`speeds.attention_of`).
+        current: its matrix products are those of today's libraries, not of an architecture's first years.
+        fused_norms: a norm is one kernel; else its parts pass through memory one by one, in fp32.
         accumulates: gradients of each micro-batch are added to an accumulator of `grad_dtype` by a kernel of its own.
         splits_by_cost: pipeline stages are cut at equal shares of the matrix parameters, the head's included; else by
             layers.
         bucket_bytes: stored gradients that one collective of ZeRO-0 reduces; 0 for one collective a layer.
         overlap: share of data-parallel communication that may hide under the last backward, ZeRO-0.
         overlap_sharded: the same with sharded state.
+        overlap_messages: share of the messages of an interleaved pipeline that its computation hides.
         tp_exposed: share of tensor-parallel communication that no computation hides.
         sharded_penalty: time a byte of gathering and scattering across nodes, over that of an all-reduce's half. This
             and the next four are of one network; neutral unless they were fitted to it.
@@ -63,12 +66,15 @@ class Framework:
     collective_s: float = 50e-6
     message_s: float = 0.3e-3
     traffic: float = 1.5
-    fused_attention: bool = True
+    attention: Attention = Attention.FLASH2
+    current: bool = False
+    fused_norms: bool = True
     accumulates: bool = False
     splits_by_cost: bool = False
     bucket_bytes: float = 0.0
     overlap: float = 0.5
     overlap_sharded: float = 0.5
+    overlap_messages: float = 0.0
     tp_exposed: float = 1.0
     sharded_penalty: float = 1.0
     crossing_penalty: float = 1.0
@@ -99,13 +105,17 @@ class Framework:
 TORCH = Framework(name="torch", kernel_s=60e-6, gathered_copy=True)
 """Our own step probe, and the default: eager PyTorch with its parallel building blocks."""
 
-MEGATRON = Framework(name="megatron", kernel_s=40e-6, traffic=1.0, accumulates=True)
-"""Megatron-LM of today: fused attention and small kernels, gradients added in fp32."""
+MEGATRON = Framework(
+    name="megatron", kernel_s=40e-6, traffic=1.75, attention=Attention.CUDNN, current=True, tp_exposed=0.75,
+    overlap=0.9, overlap_sharded=0.9, overlap_messages=0.8,
+)  # fmt: skip
+"""Megatron-LM, NeMo and Megatron-Bridge of today: fused attention and small kernels, gradients added by the product
+that makes them, communication of gradients and of interleaved stages beside computation."""
 
 MEGATRON_2021 = Framework(
-    name="megatron-2021", kernel_s=70e-6, collective_s=35e-6, message_s=0.45e-3, traffic=0.8, fused_attention=False,
-    optimizer_passes=0.8, device_gap_s=3e-6, half_gradients=True, splits_messages=True, overlap=0.0,
-    overlap_sharded=0.0,
+    name="megatron-2021", kernel_s=70e-6, collective_s=35e-6, message_s=0.45e-3, traffic=0.8,
+    attention=Attention.UNFUSED, optimizer_passes=0.8, device_gap_s=3e-6, half_gradients=True, splits_messages=True,
+    overlap=0.0, overlap_sharded=0.0,
 )  # fmt: skip
 """Megatron-LM of 2021-22: scores in memory, fused softmax, no overlap, pipeline messages scattered over tp ranks
 (Narayanan et al. 2021, section 4.1)."""
@@ -115,15 +125,15 @@ MEGATRON_DEEPSPEED = replace(MEGATRON_2021, name="megatron-deepspeed")
 (deepspeed/runtime/pipe/engine.py, `is_pipe_partitioned`)."""
 
 NANOTRON = Framework(
-    name="nanotron", kernel_s=56e-6, collective_s=75e-6, message_s=0.12e-3, traffic=1.15, accumulates=True,
+    name="nanotron", kernel_s=56e-6, collective_s=75e-6, message_s=0.12e-3, traffic=1.25, accumulates=True,
     splits_by_cost=True, bucket_bytes=25e6, optimizer_passes=1.5, overlap=0.4, overlap_sharded=0.0, gathers_again=True,
     gradient_copy=True, gather_buffers=2.0, gathers_kept=0.86, logit_scale=1.37, piped_logit_scale=0.62,
     fragmentation=0.05, fragmentation_by_tp=0.04,
 )  # fmt: skip
 """nanotron of 2024-25: parameters in bf16, gradients added to fp32 by a hook, buckets of DistributedDataParallel."""
 
-FSDP = Framework(name="fsdp", kernel_s=57e-6, traffic=2.0, overlap=0.9, overlap_sharded=0.9)
-"""Fully sharded data parallelism with prefetch, as llm-foundry, torchtitan and fms-fsdp run it."""
+FSDP = Framework(name="fsdp", kernel_s=57e-6, traffic=1.75, current=True, overlap=0.9, overlap_sharded=0.9)
+"""Fully sharded data parallelism with prefetch, as torchtitan, fms-fsdp and Automodel run it."""
 
 FRAMEWORKS = {item.name: item for item in (TORCH, MEGATRON, MEGATRON_2021, MEGATRON_DEEPSPEED, NANOTRON, FSDP)}
 
@@ -142,7 +152,7 @@ _SOURCES = {
     "bigscience_a100": MEGATRON_DEEPSPEED,
     "zero_bubble": MEGATRON_2021,
     "libai": MEGATRON_2021,
-    "llm_foundry": replace(FSDP, checked=True),
+    "llm_foundry": replace(FSDP, attention=Attention.FLASH, current=False, checked=True),
     "torchtitan": FSDP,
     "fms_fsdp": FSDP,
     "colossalai": FSDP,

@@ -175,7 +175,7 @@ class Network:
         return self._costs[key]
 
     def _geometry(self, size: int, stride: int) -> Geometry:
-        return geometry(self._cluster.gpus_per_node, self._cluster.devices, size, stride)
+        return geometry(self._cluster.domain, self._cluster.devices, size, stride)  # a rack is a node to a message
 
     def _fitted(self, op: CollectiveOp, size: int, stride: int) -> Cost | None:
         group = self._geometry(size, stride)
@@ -259,7 +259,8 @@ class Network:
         senders = group.active
         if op is CollectiveOp.SEND_RECV:
             senders = math.ceil(senders / group.local)  # along a chain only a node's last member sends across
-        return min(1.0, self._cluster.nics_per_node / senders)
+        nics = self._cluster.nics_per_node * max(1, self._cluster.domain // self._cluster.gpus_per_node)
+        return min(1.0, nics / senders)
 
     def _from_catalog(self, op: CollectiveOp, size: int, stride: int) -> Cost:
         """Two levels at once, the slower one sets the pace; the NICs of a node are shared by all its ranks.

@@ -14,6 +14,8 @@ from autotune.cost.table import NO_RECOMPUTE, FloatColumn, Shapes
 from autotune.cost.work import (
     CORE_PASSES,
     MATMUL_PASSES,
+    UNFUSED_NORM_BYTES,
+    Product,
     embedding_work,
     expert_load,
     head_products,
@@ -23,7 +25,7 @@ from autotune.cost.work import (
     product_flops,
     stored_bytes,
 )
-from autotune.specs import CollectiveOp, ModelSpec, Workload
+from autotune.specs import CollectiveOp, DType, ModelSpec, Workload
 
 CP_OVERLAP = 0.5
 """Assumption: at most this share of the ring exchange hides under the attention core."""
@@ -107,18 +109,17 @@ class PieceModel:
         """One layer."""
         work, shapes, speeds = layer_work(self._model, self._workload, moe=moe), self._shapes, self._speeds
         passes, tokens = MATMUL_PASSES[shapes.recompute], shapes.tokens
-        flops = product_flops(
-            self._model, layer_products(self._model, moe=moe), tokens, shapes.tp, shapes.ep, speeds.gemm
-        )
-        matmul = (flops.forward * (passes - 2.0) + flops.backward) * speeds.s_per_flop
+        routed = [item for item in layer_products(self._model, moe=moe) if item.routed]
+        others = [item for item in layer_products(self._model, moe=moe) if not item.routed]
+        weights = work.sharded_weight_bytes / shapes.tp + work.whole_weight_bytes
+        experts = work.expert_weight_bytes / (shapes.tp * shapes.ep)
+        matmul = self._products(others, weights) + (self._products(routed, experts) if moe else 0.0)
         core = self._core(work.core_flops)
         moved = tokens * (work.sharded_bytes / shapes.tp + work.whole_bytes / shapes.spread) * speeds.traffic
-        weights = (
-            work.sharded_weight_bytes / shapes.tp
-            + work.expert_weight_bytes / (shapes.tp * shapes.ep)
-            + work.whole_weight_bytes
-        )
-        memory = (passes * (moved + weights) + self._accumulation(weights)) * speeds.s_per_byte
+        if speeds.queued and not self._framework.fused_norms:
+            moved = moved + tokens * (UNFUSED_NORM_BYTES * self._model.hidden) / shapes.spread
+        cast = tokens / shapes.tp * (work.cast_bytes * (passes - 2.0) + work.cast_backward_bytes)
+        memory = (passes * moved + cast + self._accumulation(weights + experts)) * speeds.s_per_byte
         compute = matmul + core + memory + passes * work.kernels * speeds.gap_s
         pairs = PAIRS[shapes.recompute]
         tp = pairs * self._tp_collective()
@@ -140,7 +141,7 @@ class PieceModel:
         traffic, kernels = head_work(self._model, self._workload, shapes.tokens, shapes.tp)
         flops = product_flops(self._model, head_products(self._model), shapes.tokens, shapes.tp, shapes.ep, speeds.gemm)
         weights = stored_bytes(self._workload.dtype) * self._model.vocab * self._model.hidden / shapes.tp
-        compute = (flops.forward + flops.backward) * speeds.s_per_flop + 3.0 * kernels * speeds.gap_s
+        compute = (flops.forward + flops.backward) * speeds.s_per_flop_16 + 3.0 * kernels * speeds.gap_s
         compute = compute + (3.0 * traffic + self._accumulation(weights)) * speeds.s_per_byte
         loss = 3.0 * self._all_reduce[0] + shapes.tokens * 12.0 * self._all_reduce[1]
         host = 3.0 * kernels * speeds.launch_s + nothing
@@ -152,16 +153,22 @@ class PieceModel:
         total = joined(compute + tp + cp + ep, host, queued=self._speeds.queued)
         return Piece(compute, tp, cp, ep, host, total)
 
+    def _products(self, products: list[Product], weight_bytes: FloatColumn) -> FloatColumn:
+        """Seconds of the products of a layer, forward and backward: those of their FLOPs, or of reading the weights
+        where that takes longer. A fit was made of their sum (`work.reading_work`)."""
+        shapes, speeds = self._shapes, self._speeds
+        passes = MATMUL_PASSES[shapes.recompute]
+        flops = product_flops(self._model, products, shapes.tokens, shapes.tp, shapes.ep, speeds.gemm)
+        seconds = (flops.forward * (passes - 2.0) + flops.backward) * speeds.s_per_flop
+        reading = passes * weight_bytes * speeds.s_per_byte
+        return np.maximum(seconds, reading) if speeds.queued else seconds + reading
+
     def _core(self, flops_per_token: float) -> FloatColumn:
         """The attention core: a fused kernel, or full scores in memory (twice the FLOPs, and their traffic)."""
         shapes, speeds = self._shapes, self._speeds
-        flops = shapes.tokens * flops_per_token / shapes.tp * speeds.s_per_flop
-        if self._framework.fused_attention:
-            return (
-                CORE_PASSES[shapes.recompute]
-                * flops
-                * (speeds.gemm.best * speeds.gemm.sustained / speeds.gemm.attention)
-            )
+        flops = shapes.tokens * flops_per_token / shapes.tp * speeds.s_per_flop_16
+        if speeds.fused:
+            return CORE_PASSES[shapes.recompute] * flops * speeds.core
         again = np.where(shapes.recompute == NO_RECOMPUTE, 1.0, 4.0 / 3.0)
         scores = shapes.tokens * (self._workload.seq_len * self._model.heads) / shapes.tp
         size = stored_bytes(self._workload.dtype)
@@ -190,6 +197,10 @@ class PieceModel:
         size = shapes.tokens * (stored_bytes(self._workload.dtype) * self._model.hidden)
         sp = shapes.sequence_parallel
         again = 1.0 + 0.25 * self._framework.gathers_again
+        if (
+            self._workload.dtype is DType.FP8
+        ):  # what is gathered is cast first (Transformer Engine); sums are of 16 bits
+            again = again - 0.25
         alpha = np.where(sp, again * self._gather_scatter[0], self._all_reduce[0])
         whole = alpha + size * np.where(sp, again * self._gather_scatter[1], self._all_reduce[1])
         return whole * self._framework.tp_exposed

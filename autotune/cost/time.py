@@ -14,7 +14,7 @@ from autotune.cost.parameters import layer_counts
 from autotune.cost.pieces import Piece, joined
 from autotune.cost.pipeline import StageSlots, idle_1f1b
 from autotune.cost.speeds import Speeds
-from autotune.cost.table import ONE_F_ONE_B, FloatColumn, Layouts, Rows, Shapes
+from autotune.cost.table import INTERLEAVED, ONE_F_ONE_B, FloatColumn, Layouts, Rows, Shapes
 from autotune.cost.work import BACKWARD_SHARE, MATMUL_PASSES, stored_bytes
 from autotune.specs import CollectiveOp, ModelSpec, SecondsByPart, Workload
 
@@ -183,7 +183,10 @@ class TimeModel:
             stages = self._whole[shape] / slowest
             passes = np.maximum(m * np.minimum(stages / pp, 1.0), self._speeds.share * passes)
         busy = np.minimum(m, passes)
-        messages = self._messages(rows, np.where(pp > 1, m * vpp, 0.0), pp - 1.0)
+        sent = np.where(pp > 1, m * vpp, 0.0)
+        if self._framework.overlap_messages:  # what is not hidden: steady messages in part, those that fill and drain
+            sent = np.where(rows.schedule == INTERLEAVED, sent * (1.0 - self._framework.overlap_messages), sent)
+        messages = self._messages(rows, sent, pp - 1.0)
         gradients, hideable, beside, tied = communication(self._gradients, rows, paced, self._framework)
         optimizer = self._optimizer(rows)
         hidden = np.minimum(hideable, beside)

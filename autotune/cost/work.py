@@ -160,6 +160,13 @@ BACKWARD_SHARE = 2.0 / 3.0
 NORM_TRAFFIC = 4.0
 """Passes over a hidden-sized tensor of the two norms: each reads and writes one."""
 
+UNFUSED_NORM_BYTES = 64.0
+"""Bytes an element of the hidden states that the two norms of a layer move beyond that where each of their parts is a
+kernel: to fp32, square, mean, scale, back, and the weight."""
+
+CAST_BYTES = 4.0
+"""Bytes an element to make 8 bits of 16: read, and written twice, along rows and columns for the two products."""
+
 RESIDUAL_TRAFFIC = 6.0
 """Passes over a hidden-sized tensor of the two residual additions: each reads two and writes one."""
 
@@ -184,6 +191,7 @@ class LayerWork:
     core_flops are those of the attention core, the matrix products are counted by shape;
     bytes = tokens * (sharded_bytes / tp + whole_bytes / (tp if sequence parallel else 1))
             + (sharded_weight_bytes / tp + whole_weight_bytes).
+    cast_bytes make 8 bits of the products' inputs, cast_backward_bytes of their outputs' gradients; 0 in 16 bits.
     """
 
     core_flops: float
@@ -192,6 +200,8 @@ class LayerWork:
     sharded_weight_bytes: float
     whole_weight_bytes: float
     expert_weight_bytes: float
+    cast_bytes: float
+    cast_backward_bytes: float
     kernels: float
 
 
@@ -204,6 +214,11 @@ def layer_work(model: ModelSpec, workload: Workload, *, moe: bool) -> LayerWork:
     activation = (5 if model.gated else 2) * width
     attention = attention_width(model) + 2 * model.kv_heads * model.head_dim
     dispatch = 4 * model.top_k * model.hidden if moe else 0
+    cast = CAST_BYTES if workload.dtype is DType.FP8 else 0.0
+    queries, gates = model.heads * model.head_dim, 2 if model.gated else 1
+    entries = 1 + (model.top_k if moe else 0) + (1 if not moe or model.shared_experts else 0)
+    inputs = entries * model.hidden + queries + width
+    gradients = queries + 2 * model.kv_heads * model.head_dim + gates * width + entries * model.hidden
     return LayerWork(
         core_flops=core_flops_per_token(model, workload.seq_len),
         sharded_bytes=float(size * (rotary + activation + attention)),
@@ -211,6 +226,8 @@ def layer_work(model: ModelSpec, workload: Workload, *, moe: bool) -> LayerWork:
         sharded_weight_bytes=float(size * matrices.sharded),
         whole_weight_bytes=float(size * matrices.whole),
         expert_weight_bytes=float(size * matrices.experts // max(model.top_k, 1) * model.experts),
+        cast_bytes=cast * inputs,
+        cast_backward_bytes=cast * gradients,
         kernels=layer_kernels(model, moe=moe),
     )
 
@@ -233,7 +250,7 @@ def embedding_work(model: ModelSpec, workload: Workload, tokens: Number, tp: Num
 
 
 def reading_work(
-    model: ModelSpec, workload: Workload, reading: LayerReading, gemm: Gemm = PLAIN
+    model: ModelSpec, workload: Workload, reading: LayerReading, gemm: Gemm = PLAIN, core: float = 1.0
 ) -> list[tuple[Work, float]]:
     """(work, seconds of computation) of a layer reading: forward and backward; both in one for the embedding."""
     tokens, tp = float(workload.seq_len * reading.micro_batch), float(reading.tp)
@@ -246,7 +263,7 @@ def reading_work(
         forward = Work(float(flops.forward[0]), traffic, kernels)
         backward = Work(float(flops.backward[0]), 2 * traffic, 2 * kernels)
     else:
-        forward, backward = _layer_passes(model, workload, reading, tokens, gemm)
+        forward, backward = _layer_passes(model, workload, reading, tokens, gemm, core)
     return [(forward, reading.forward_calc_s), (backward, reading.backward_calc_s)]
 
 
@@ -255,13 +272,13 @@ def _flops(model: ModelSpec, products: list[Product], tokens: float, tp: float, 
 
 
 def _layer_passes(
-    model: ModelSpec, workload: Workload, reading: LayerReading, tokens: float, gemm: Gemm
+    model: ModelSpec, workload: Workload, reading: LayerReading, tokens: float, gemm: Gemm, core_scale: float
 ) -> tuple[Work, Work]:
     """(forward, backward with its recomputation) of one dense layer."""
     work, tp = layer_work(model, workload, moe=False), float(reading.tp)
     code = RECOMPUTES.index(reading.recompute)
     flops = _flops(model, layer_products(model, moe=False), tokens, tp, gemm)
-    core = tokens * work.core_flops / tp * (gemm.best * gemm.sustained / gemm.attention)
+    core = tokens * work.core_flops / tp * core_scale
     spread = tp if reading.sequence_parallel else 1.0
     traffic = tokens * (work.sharded_bytes / tp + work.whole_bytes / spread)
     traffic += work.sharded_weight_bytes / tp + work.whole_weight_bytes

@@ -25,6 +25,11 @@ def export(run: ExportRequest) -> LaunchArguments:
             (not _is_llama(run.model), "the export covers models of Llama's shape only"),
             (plan.zero_stage > 1, "it has ZeRO-0 and ZeRO-1"),
             (plan.vpp > 1 or plan.schedule not in _ENGINES, "it has no interleaved schedule"),
+            (
+                plan.schedule is Schedule.ONE_F_ONE_B and run.micro_batches < plan.pp - 1,
+                f"its 1F1B engine needs at least pp - 1 ({plan.pp - 1}) micro-batches a step "
+                f"(tokens.batch_accumulation_per_replica), this plan has {run.micro_batches}",
+            ),
             (plan.recompute is Recompute.SELECTIVE, "it recomputes whole layers only"),
             (plan.cp > 1 or plan.ep > 1, "its Llama model has neither context nor expert parallelism"),
             (workload.dtype not in _DTYPES, f"{workload.dtype.value} is not among its dtypes: bf16, fp16, fp32"),

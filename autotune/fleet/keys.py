@@ -20,6 +20,9 @@ from autotune.specs import ApiKey, Role
 PREFIX = "autotune_"
 """The prefix by which a secret that was committed or logged by mistake can be found."""
 
+LOCAL = "local"
+"""The principal of requests without a key, where an API takes any."""
+
 SECRET_BYTES = 32
 MAX_DAYS = 36_500
 
@@ -41,6 +44,8 @@ def create_key(store: FleetStore, name: str, role: str, expires_days: int | None
     """
     if not name.strip():
         raise InputError("name", name, "at least one character that can be seen")
+    if name == LOCAL:
+        raise InputError("name", name, "another name: requests without a key are made under this one")
     if role not in list(Role):
         raise InputError("role", role, "one of " + ", ".join(Role))
     if expires_days is not None and not 1 <= expires_days <= MAX_DAYS:

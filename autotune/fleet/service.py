@@ -93,7 +93,7 @@ class FleetService:
 
         Raises:
             UnknownNameError: no such pool.
-            InputError: other hardware than the pool's, more nodes than it has, or no plan is legal.
+            InputError: other hardware than the pool's, more nodes than have registered in it, or no plan is legal.
             NothingFitsError: no legal plan is estimated to fit.
         """
         self._require_pool(cluster)
@@ -181,9 +181,11 @@ class FleetService:
                 ours, theirs = same.to_data(), asked.to_data()
                 differ = ", ".join(name for name in ours if ours[name] != theirs[name])
                 raise InputError("cluster", cluster.name, f"the pool of that name has other hardware ({differ} differ)")
-        most = max(pool.nodes, nodes)
-        if cluster.nodes > most:
-            raise InputError("cluster.nodes", cluster.nodes, f"pool {cluster.name} has {most}")
+        if cluster.nodes > nodes:
+            self._pools.pop(cluster.name, None)  # one may have registered since
+            nodes = self._pool(cluster.name)[1]
+        if cluster.nodes > nodes:
+            raise InputError("nodes", cluster.nodes, f"{nodes} at most: so many have registered in pool {cluster.name}")
 
     def _pool(self, name: str) -> tuple[ClusterSpec, int]:
         """A pool and how many nodes it has, as they were a few seconds ago at most."""

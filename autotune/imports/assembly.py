@@ -125,14 +125,36 @@ def _printed(log: TrainingLog) -> ModelSpec:
 # Whether a log's GPUs are those of the cluster that the user names.
 
 ANY_MEMORY = 1
-"""A log tells a GPU's name; its memory is not asked for."""
+"""Asks for a GPU by its name alone."""
+
+MEMORY_AGREES = 0.06
+"""A log's memory of a GPU is less than the catalog's by no more than this share: the driver keeps some of it."""
 
 
 def require_gpu(file: LogFile, line: int, name: str, cluster: ClusterSpec) -> None:
-    """Raises InputError if the catalog knows the GPU of that driver name, and it is another one than the cluster's."""
+    """Raises InputError unless the GPU of that driver name is the cluster's. A log that gives no name is not asked."""
+    device, has = cluster.device.name, f"--cluster {cluster.name} has {cluster.device.name}"
+    if not name.strip() or _plain(name) == _plain(device):
+        return
     entry = recognise(name, ANY_MEMORY)
-    if entry is not None and cluster.device.name not in {entry.name, name}:
-        raise file.bad(line, "GPU", name, f"--cluster {cluster.name} has {cluster.device.name}, this is {entry.name}")
+    if entry is None:
+        allowed = f"{has}, and the catalog does not know this one: give a cluster file whose device has its name"
+        raise file.bad(line, "GPU", name, allowed)
+    if device != entry.name:
+        raise file.bad(line, "GPU", name, f"{has}, this is {entry.name}")
+
+
+def _plain(name: str) -> str:
+    """A GPU's name without its vendor, for comparison."""
+    return name.lower().removeprefix("nvidia ").removeprefix("amd ").strip()
+
+
+def _require_memory(log: TrainingLog, cluster: ClusterSpec) -> None:
+    """Raises InputError if the log tells a GPU's memory, and it is not about that of the cluster's."""
+    fact, most = log.facts.get("gpu_memory_gib"), cluster.device.memory_bytes / GIB
+    if fact is not None and not (1 - MEMORY_AGREES) * most <= float(fact.value) <= 1.01 * most:
+        allowed = f"--cluster {cluster.name} has {cluster.device.name} of {most:.1f} GiB"
+        raise log.file.bad(fact.line, "GPU memory", f"{fact.value} GiB", allowed)
 
 
 OPTION = {"seq_len": "--seq-len", "global_batch": "--global-batch", "dtype": "--dtype", "devices": "--cluster"}
@@ -171,9 +193,12 @@ def run_of(log: TrainingLog, stated: Stated) -> ImportedRun:
         raise file.bad(devices.line, "devices", devices.value, allowed)
     if gpu is not None:
         require_gpu(file, gpu.line, str(gpu.value), cluster)
+    _require_memory(log, cluster)
     model = model_of(log, stated.model)
     workload, plan = _workload(log, stated), _plan(log, stated)
     _require_possible(log, model, workload, plan, cluster)
+    if plan.tp > model.kv_heads and model.latent_attention is None:
+        log.notes.append(f"the {model.kv_heads} key-value heads are fewer than tp {plan.tp}: some ranks share one")
     for peak in (log.reserved_bytes, log.allocated_bytes):
         if peak is not None and peak > cluster.device.memory_bytes:
             has = f"a {cluster.device.name} has {cluster.device.memory_bytes / GIB:.1f} GiB"

@@ -11,7 +11,8 @@ import re
 from autotune.imports.logs import GIB, LogFile, LoggedStep, TrainingLog
 
 _CONFIG = re.compile(r"\[config\.py:\d+:print(?:_user_config)?\]\s+([a-z][a-z0-9_]*) \.* *(.*?)\s*$")
-_STEP = re.compile(r"/global_step=(\d+), RunningAvgSamplesPerSec=\S+, CurrSamplesPerSec=([^\s,]+)")
+_STEP = re.compile(r"/(?:global_step=)?(\d+), RunningAvgSamplesPerSec=\S+, CurrSamplesPerSec=([^\s,]+)")
+_RUNNING = re.compile(r"\[timer\.py:\d+:stop\] \d+/\d+, SamplesPerSec=")
 _PEAK = re.compile(r"MaxMemAllocated=([\d.eE+-]+)GB")
 _PIPELINE = re.compile(r"\bsteps: (\d+) loss: .*?\biter time \(s\): (\S+)")
 
@@ -22,6 +23,9 @@ _COUNTS = {
     "world_size": "dp",  # DeepSpeedConfig's own: the ranks of data parallelism
 }
 _DTYPES = {"bfloat16_enabled": "bf16", "bf16_enabled": "bf16", "fp16_enabled": "fp16", "float16_enabled": "fp16"}
+
+_SUBGROUP = re.compile(r"\b(zero_hpz_partition_size|mics_shard_size|sequence_parallel_size)\W{1,4}(\d+)")
+_OFFLOAD = re.compile(r"\b(offload_optimizer|offload_param|cpu_offload)\b.{0,60}?\b(cpu|nvme|True)\b")
 
 
 def read(file: LogFile) -> TrainingLog:
@@ -35,10 +39,14 @@ def read(file: LogFile) -> TrainingLog:
             peak = _PEAK.search(text)
             if peak and float(peak[1]) != 0.0:  # 0.0 GB stands for what the device did not count
                 log.allocate(file.positive(line, "MaxMemAllocated", peak[1]) * GIB)
+        elif _RUNNING.search(text):
+            allowed = "DeepSpeed before 0.7 prints the mean of all steps so far, warm-up included: not understood"
+            raise file.bad(line, "SamplesPerSec", text.partition("SamplesPerSec=")[2].partition(",")[0], allowed)
         elif match := _PIPELINE.search(text):
             time_s = file.positive(line, "iter time (s)", match[2])
             log.steps.append(LoggedStep(line=line, number=file.step(line, match[1]), time_s=time_s))
         elif match := _CONFIG.search(text):
+            _require_sayable(log, line, text)
             _config(log, line, match[1], match[2])
     log.steps = log.steps or samples
     return log
@@ -55,3 +63,15 @@ def _config(log: TrainingLog, line: int, name: str, text: str) -> None:
         log.state("zero_stage", int(text), line)
     elif name == "optimizer_name" and text in {"adam", "adamw", "sgd"}:
         log.state("optimizer", "sgd" if text == "sgd" else "adamw", line)
+
+
+def _require_sayable(log: TrainingLog, line: int, text: str) -> None:
+    """Raises InputError for states that lie elsewhere than a plan says; names what else a plan does not say."""
+    if match := _OFFLOAD.search(text):
+        allowed = "not understood: a plan keeps parameters and optimizer states on the devices"
+        raise log.file.bad(line, match[1], match[2], allowed)
+    for name, size in _SUBGROUP.findall(text):
+        if int(size) > 1 and name == "sequence_parallel_size":
+            raise log.file.bad(line, name, size, "not understood: Ulysses' sequence parallelism is no part of a plan")
+        if int(size) > 1:
+            raise log.file.bad(line, name, size, "not understood: a plan shards states over all of dp, or not at all")

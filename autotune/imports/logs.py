@@ -16,9 +16,31 @@ LEAST = 1e-12
 """No time, speed or memory in a log is smaller than this, in any unit; smaller ones may lead to infinity."""
 
 _COLOUR = re.compile(r"\x1b\[[0-9;]*m")
-# torchrun --tee, srun --label and mpirun --tag-output put the rank before each line.
-_RANK = re.compile(r"^(?:\[(?:default|rank)?\d+\]:|\d+: |\[\d+,\d+\]<std(?:out|err)>:)\s?")
-_OUT_OF_MEMORY = re.compile(r"OutOfMemoryError|(?:CUDA|HIP) out of memory", re.IGNORECASE)
+# What launchers put before each line of a rank: torchrun --tee, srun --label (padded to the highest task's width),
+# Open MPI 4 and 5 --tag-output, Ray and SkyPilot, kubectl logs --timestamps and --prefix, docker compose, accelerate.
+_LABEL = re.compile(
+    r"""^(?:
+      \[(?:default|rank|local_rank)?\d+\]:
+    | \ *\d+:\ (?!\d)
+    | \[[\w.-]*@?\d+,\d+\]<std(?:out|err)>:
+    | \([^()]*\b(?:pid|rank)=\d+[^()]*\)\ ?
+    | \d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(?:\.\d+)?(?:Z|[+-]\d\d:?\d\d)\ ?
+    | \[pod/[^\]]*\]\ ?
+    | [\w.-]+-\d+\ +\|\ ?
+    | std(?:out|err):
+    )\ ?""",
+    re.VERBOSE,
+)
+# pdsh and mpirun of some sites put the host: taken off only where nearly every line has one of a few such words.
+_HOST = re.compile(r"^([A-Za-z][\w.-]*|\d+(?:\.\d+){3}): ")
+LABELLED = 0.9
+"""Share of the lines that has a host before it, where hosts are labels."""
+_OUT_OF_MEMORY = re.compile(
+    r"OutOfMemoryError|(?:CUDA|HIP|NPU|XPU)(?: error)?: out of memory|(?:CUDA|HIP|NPU|XPU) out of memory"
+    r"|(?:cuda|hip) failure \d* ?'?out of memory|(?:CUBLAS|CUDNN|CUSOLVER|HIPBLAS|ROCBLAS)_STATUS_ALLOC_FAILED"
+    r"|cudaErrorMemoryAllocation|hipErrorOutOfMemory|CUDA_ERROR_OUT_OF_MEMORY|RESOURCE_EXHAUSTED: Out of memory",
+    re.IGNORECASE,
+)
 
 Value = int | float | str | bool
 
@@ -46,7 +68,7 @@ class LogFile:
             raise InputError(name, "NUL", "a text file is needed")
         lines = text.replace("\r\n", "\n").split("\n")
         cut = len(lines) if lines[-1].strip() else None
-        return cls(name, tuple(_RANK.sub("", _COLOUR.sub("", line)) for line in lines[:-1]), cut)
+        return cls(name, _without_hosts([_unlabelled(_COLOUR.sub("", line)) for line in lines[:-1]]), cut)
 
     def __iter__(self) -> Iterator[tuple[int, str]]:
         return enumerate(self.lines, start=1)
@@ -85,6 +107,24 @@ class LogFile:
     def out_of_memory(self) -> int | None:
         """The first line that tells that a device's memory ran out; None if there is none."""
         return next((number for number, text in self if _OUT_OF_MEMORY.search(text)), None)
+
+
+def _unlabelled(line: str) -> str:
+    """The line without the labels before it; two launchers in a row put two."""
+    for _ in range(3):
+        rest = _LABEL.sub("", line)
+        if rest == line:
+            break
+        line = rest
+    return line
+
+
+def _without_hosts(lines: list[str]) -> tuple[str, ...]:
+    found = [match[1] for line in lines if line.strip() and (match := _HOST.match(line))]
+    written = sum(1 for line in lines if line.strip())
+    if len(found) < max(LABELLED * written, 2) or len(set(found)) > len(found) / 2:
+        return tuple(lines)
+    return tuple(_unlabelled(_HOST.sub("", line)) for line in lines)
 
 
 @dataclass(frozen=True, slots=True)

@@ -30,6 +30,43 @@ _SHARDED = {"no_shard": 0, "optim": 1, "optim_grads": 2, "optim_grads_params": 3
 _POSITIONS = {"rope": "rope", "learned_absolute": "learned", "none": "none"}
 _NORMS = {"LayerNorm": "layernorm", "RMSNorm": "rmsnorm"}
 
+_ELSE = {
+    "optimizer_cpu_offload": "optimizer states are in host memory",
+    "cpu_offloading": "activations are in host memory",
+    "fine_grained_activation_offloading": "activations are in host memory",
+    "num_distributed_optimizer_instances": "the optimizer is sharded within a part of dp",
+    "enable_zero_bubble": "the schedule is zero-bubble",
+    "enable_1f1b_v": "the schedule is zero-bubble",
+    "zero_bubble_v_schedule": "the schedule is zero-bubble",
+    "patch_zero_bubble": "the schedule is zero-bubble",
+    "schedules_method": "the schedule is another one",
+    "use_dualpipev": "the schedule is DualPipe",
+    "distribute_saved_activations": "kept activations are divided over tp",
+}
+"""Arguments, also of forks, that make another plan than any that could be stored."""
+_UNEVEN = {
+    "decoder_first_pipeline_num_layers": "the first stage has layers of its own number",
+    "decoder_last_pipeline_num_layers": "the last stage has layers of its own number",
+    "pipeline_model_parallel_layout": "stages have layers as told one by one",
+    "account_for_embedding_in_pipeline_split": "the embedding counts as a layer where stages are cut",
+    "account_for_loss_in_pipeline_split": "the loss counts as a layer where stages are cut",
+}
+"""The same, where there is a pipeline."""
+_NOTED = {
+    "tp_comm_overlap": "tensor-parallel communication under matrix products",
+    "overlap_moe_expert_parallel_comm": "the experts' exchange under another micro-batch",
+    "delay_wgrad_compute": "weight gradients computed later",
+    "moe_enable_deepep": "the experts' exchange by DeepEP",
+    "enable_cuda_graph": "CUDA graphs",
+    "external_cuda_graph": "CUDA graphs",
+    "use_torch_fsdp2": "PyTorch's FSDP2",
+    "hierarchical_context_parallel_sizes": "context parallelism on two levels",
+}
+"""Arguments that a plan does not say and that change its speed only: they are told."""
+_FP32 = {"None", "float32", "fp32", "float"}
+_WORDS = re.compile(r"\w+")
+_OFF = {"", "None", "False", "0", "0.0", "[]"}
+
 Arguments = Mapping[str, tuple[int, str]]
 """Line and text by name."""
 
@@ -67,19 +104,46 @@ def _state(log: TrainingLog, arguments: Arguments) -> None:
         if name in arguments:
             log.state(ours, arguments[name][1] == "True", arguments[name][0])
     if arguments:
+        _require_sayable(log, arguments)
         _plan(log, arguments)
         _formats(log, arguments)
         _model(log, arguments)
 
 
+def _require_sayable(log: TrainingLog, arguments: Arguments) -> None:
+    """Raises InputError for what makes another plan than the one that would be stored; notes what a plan cannot say."""
+    staged = arguments.get("pipeline_model_parallel_size", (0, "1"))[1] != "1"
+    for name, what in (_ELSE | _UNEVEN if staged else _ELSE).items():
+        line, text = arguments.get(name, (0, ""))
+        alone = name == "num_distributed_optimizer_instances" and text == "1"
+        if text not in _OFF and not alone:
+            raise log.file.bad(line, name, text, f"not understood: {what}, and no plan says so")
+    for name, what in _NOTED.items():
+        line, text = arguments.get(name, (0, ""))
+        if text not in _OFF:
+            log.notes.append(f"line {line}: {name} ({what}), which a plan does not say")
+    line, text = arguments.get("cp_comm_type", (0, "None"))
+    if "a2a" in text and arguments.get("context_parallel_size", (0, "1"))[1] != "1":
+        raise log.file.bad(line, "cp_comm_type", text, "not understood: Ulysses' exchange is no part of a plan")
+    line, text = arguments.get("expert_tensor_parallel_size", (0, "None"))
+    if text not in {"None", arguments.get("tensor_model_parallel_size", (0, "1"))[1]}:
+        log.notes.append(f"line {line}: expert_tensor_parallel_size {text}, which a plan does not say")
+
+
 def _plan(log: TrainingLog, arguments: Arguments) -> None:
-    line, text = arguments.get("recompute_granularity", (0, ""))
-    if line:
-        log.state("recompute", "none" if text == "None" else text, line)
     line, text = arguments.get("virtual_pipeline_model_parallel_size", (0, "None"))
     if text != "None":
         log.state("vpp", log.file.count(line, "virtual_pipeline_model_parallel_size", text), line)
         log.state("schedule", "interleaved", line)
+    line, text = arguments.get("recompute_granularity", (0, ""))
+    if line:
+        log.state("recompute", "none" if text == "None" else text, line)
+    if text == "full":
+        _require_every_layer(log, arguments)
+    if text == "selective":
+        line, modules = arguments.get("recompute_modules", (0, "None"))
+        if set(_WORDS.findall(modules)) - {"None", "core_attn"}:
+            raise log.file.bad(line, "recompute_modules", modules, "must be core_attn, which `selective` stands for")
     line, text = arguments.get("use_distributed_optimizer", (0, ""))
     if line:
         stage = int(text == "True")
@@ -92,6 +156,23 @@ def _plan(log: TrainingLog, arguments: Arguments) -> None:
         log.state("zero_stage", stage, line)
 
 
+def _require_every_layer(log: TrainingLog, arguments: Arguments) -> None:
+    """Raises InputError where only some layers are recomputed, or the inputs of only some are kept."""
+    method = arguments.get("recompute_method", (0, "None"))[1]
+    line, text = arguments.get("recompute_num_layers", (0, "None"))
+    if text == "None":
+        return
+    count = log.file.count(line, "recompute_num_layers", text) if text != "0" else 0
+    chunks = int(log.value("pp") or 1) * int(log.value("vpp") or 1)
+    layers = int(log.value("layers") or 0) // chunks
+    if method == "block" and count < layers:
+        allowed = f"not understood: `full` recomputes all {layers} layers of a stage, here {count} of them"
+        raise log.file.bad(line, "recompute_num_layers", text, allowed)
+    if method == "uniform" and count > 1:
+        allowed = f"not understood: `full` keeps the input of every layer, here of one in {count}"
+        raise log.file.bad(line, "recompute_num_layers", text, allowed)
+
+
 def _formats(log: TrainingLog, arguments: Arguments) -> None:
     if "bf16" in arguments:
         fp8 = arguments.get("fp8", arguments.get("fp8_format", (0, "None")))[1] not in {"None", "False"}
@@ -102,6 +183,10 @@ def _formats(log: TrainingLog, arguments: Arguments) -> None:
         half = next((name for name in ("bf16", "fp16") if _is_on(arguments, name)), "fp32")
         reduced = half if _is_on(arguments, "grad_reduce_in_bf16") or text != "True" else "fp32"
         log.state("grad_dtype", reduced, line)
+    for name in ("main_params_dtype", "main_grads_dtype", "exp_avg_dtype", "exp_avg_sq_dtype"):
+        line, text = arguments.get(name, (0, "None"))
+        if _is_on(arguments, "use_precision_aware_optimizer") and text.removeprefix("torch.") not in _FP32:
+            raise log.file.bad(line, name, text, "not understood: a plan's optimizer keeps fp32 states")
     if "optimizer" in arguments:
         line, text = arguments["optimizer"]
         if text not in {"adam", "sgd"}:

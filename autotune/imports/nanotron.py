@@ -72,8 +72,11 @@ def _setting(log: TrainingLog, line: int, name: str, value: str) -> None:
         log.state("recompute", "full" if value == "True" else "none", line)
     elif name == "tp_mode":
         log.state("sequence_parallel", "REDUCE_SCATTER" in value.upper(), line)
-    elif name == "pp_engine" and "AllForwardAllBackward" in value:
-        log.state("schedule", "gpipe", line)
+    elif name == "pp_engine":
+        if "AllForwardAllBackward" in value:
+            log.state("schedule", "gpipe", line)
+        elif "OneForwardOneBackward" not in value and value != "None":
+            raise log.file.bad(line, name, value, "must be AllForwardAllBackward... or OneForwardOneBackward...")
     elif name == "dtype" and value in _DTYPES:
         log.state("dtype", _DTYPES[value], line)
     elif name == "accumulate_grad_in_fp32":

@@ -25,7 +25,9 @@ _NAMES = {
     "sendrecv": CollectiveOp.SEND_RECV,
 }
 _TEST = re.compile(r"\b([a-z_]+?)_perf(?:_mpi)?\b")
-_RANK = re.compile(r"^#\s+Rank\s+(\d+) (?:Group\s+(\d+) )?Pid\s+\d+ on\s+(\S+) device\s+\d+ \[[^]]*\] (.*?)\s*$")
+_RANK = re.compile(r"^#\s+Rank\s+(\d+) (?:Group\s+(\d+) )?Pid\s+\d+ on\s+(\S+)\s+device\s+\d+ \[[^]]*\] ?(.*?)\s*$")
+_RANKS = re.compile(r"^#\s+Rank\s+\d+\b")
+_LABELLED = re.compile(r"^(\s*\S.*?)#\s+Rank\s+\d+ .*\bPid\s+\d+ on\s")
 _ITERATIONS = re.compile(r"(?<!warmup )\biters: (\d+)")
 _COLUMNS = re.compile(r"^#\s+size\s+count\s+type\s+redop\s")
 _ROW = re.compile(r"^\s*-?\d+\s+-?\d+\s+[a-z][a-z0-9_]*\s")
@@ -96,8 +98,14 @@ def _group_size(file: LogFile, cluster: ClusterSpec) -> int:
                 raise file.bad(line, "group", match[2], "one communicator over all ranks is needed (no split)")
             require_gpu(file, line, match[4], cluster)
             hosts[match[3]] += 1
+        elif _RANKS.match(text):
+            raise file.bad(line, "rank", text, "must be `#  Rank N Group N Pid N on HOST device N [BUS] GPU`")
     size, local = hosts.total(), cluster.gpus_per_node
     if size < 2:
+        for line, text in file:
+            label = _LABELLED.match(text)
+            if label is not None:
+                raise file.bad(line, "label", label[1], "this label before each line is not understood: take it off")
         raise InputError(file.name, size, "at least 2 ranks are needed, each on a line `#  Rank 0 ... device ...`")
     whole = all(count == local for count in hosts.values())
     if size > cluster.devices or not (whole or (len(hosts) == 1 and size <= local)):

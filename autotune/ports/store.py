@@ -56,14 +56,18 @@ class Store(Protocol):
     ids that do not exist, and StoreConflictError when a rule about ownership or state is broken.
     """
 
-    def put_model(self, model: ModelSpec) -> None:
-        """Stores a model by name; a later one of the same name replaces it for new requests only."""
+    def put_model(self, model: ModelSpec, *, owner: str = "", only_own: bool = False) -> None:
+        """Stores a model by name, which is `owner`'s then; one of the same name is replaced for new requests only.
+
+        With `only_own`, raises StoreConflictError where somebody else's has the name. Without an owner it belongs to
+        whoever operates this.
+        """
 
     def model(self, name: str) -> ModelSpec:
         """The stored model of that name."""
 
-    def put_cluster(self, cluster: ClusterSpec) -> None:
-        """Stores a cluster by name; a later one of the same name replaces it for new requests only."""
+    def put_cluster(self, cluster: ClusterSpec, *, owner: str = "", only_own: bool = False) -> None:
+        """Stores a cluster as `put_model` does a model."""
 
     def cluster(self, name: str) -> ClusterSpec:
         """The stored cluster of that name."""
@@ -185,10 +189,11 @@ class Store(Protocol):
 class KnowledgeStore(Store, Protocol):
     """A Store that remembers. Each method is one transaction."""
 
-    def put_best(self, entry: BestEntry) -> BestEntry:
+    def put_best(self, entry: BestEntry, *, pooled: bool = False) -> BestEntry:
         """Stores an entry. It takes the place of the current one of its model, cluster, workload, environment and
-        source if it is the same plan (measured again) or a faster one; else it is kept as history, superseded
-        at once. An entry equal to a stored one (same tuning, plan and figures) is not stored twice.
+        source if it is the same plan (measured again), a faster one, or `pooled` from all runs of the question; else
+        it is kept as history, superseded at once. An entry equal to a stored one (same tuning, plan and
+        figures) is not stored twice.
         """
 
     def best_entry(self, entry_id: int) -> BestEntry:

@@ -24,7 +24,7 @@ from autotune.specs import (
 
 # A sweep starts where latency rules and ends at the largest message of the plans, but not beyond this.
 SMALLEST_BYTES = 4 * 1024
-LARGEST_BYTES = {DeviceKind.CPU: 8 * 2**20, DeviceKind.CUDA: 256 * 2**20, DeviceKind.ROCM: 256 * 2**20}
+LARGEST_BYTES = {kind: (8 if kind is DeviceKind.CPU else 256) * 2**20 for kind in DeviceKind}
 SWEEP_POINTS = 5
 # On a large cluster the layouts of the groups are many and alike: the first ones of each axis stand for the rest.
 MAX_LAYOUTS_AN_AXIS = 4

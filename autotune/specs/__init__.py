@@ -41,16 +41,17 @@ from autotune.specs.measurement import (
 from autotune.specs.model import LatentAttention, ModelSpec, Norm, Position
 from autotune.specs.plan import Plan, Recompute, Schedule
 from autotune.specs.profile import ComputeFit, LinkFit, Profile
+from autotune.specs.software import Attention, FrameworkName, Software
 from autotune.specs.tuning import Budget, SamplerName, Space, Trial, TrialState, Tuning, TuningState
 from autotune.specs.workload import DType, Optimizer, Workload
 
 __all__ = [
-    "ApiKey", "Basis", "BestEntry", "Budget", "BytesByPart", "ClusterSpec", "CollectiveOp", "CollectiveReading",
-    "CollectiveRequest", "ComputeFit", "DType", "Device", "DeviceKind", "Estimate", "EventKind", "Failure",
-    "FailureKind", "Fingerprint", "Job", "JobMember", "JobPurpose", "JobState", "LatentAttention", "LayerPart",
-    "LayerReading", "LayerRequest", "Link", "LinkFit", "MemberOrder", "MemberReport", "MemberState", "ModelSpec",
-    "NearEntry", "Node", "NodeIncident", "NodeState", "Norm", "Optimizer", "Plan", "Position", "ProbeOutcome",
-    "ProbeProgress", "ProbeRequest", "Profile", "RankReading", "RankReport", "Recompute", "Role", "RunnerUp",
-    "SamplerName", "Schedule", "SecondsByPart", "Space", "Spec", "StepReading", "StepRequest", "Trial",
-    "TrialState", "Tuning", "TuningEvent", "TuningState", "Workload",
+    "ApiKey", "Attention", "Basis", "BestEntry", "Budget", "BytesByPart", "ClusterSpec", "CollectiveOp",
+    "CollectiveReading", "CollectiveRequest", "ComputeFit", "DType", "Device", "DeviceKind", "Estimate", "EventKind",
+    "Failure", "FailureKind", "Fingerprint", "FrameworkName", "Job", "JobMember", "JobPurpose", "JobState",
+    "LatentAttention", "LayerPart", "LayerReading", "LayerRequest", "Link", "LinkFit", "MemberOrder", "MemberReport",
+    "MemberState", "ModelSpec", "NearEntry", "Node", "NodeIncident", "NodeState", "Norm", "Optimizer", "Plan",
+    "Position", "ProbeOutcome", "ProbeProgress", "ProbeRequest", "Profile", "RankReading", "RankReport", "Recompute",
+    "Role", "RunnerUp", "SamplerName", "Schedule", "SecondsByPart", "Software", "Space", "Spec", "StepReading",
+    "StepRequest", "Trial", "TrialState", "Tuning", "TuningEvent", "TuningState", "Workload",
 ]  # fmt: skip

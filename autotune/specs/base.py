@@ -9,14 +9,31 @@ from math import isfinite
 from pathlib import Path
 from typing import Annotated, Any, Self
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, ValidationInfo
 from pydantic_core import PydanticCustomError
 
 from autotune.errors import InputError
+from autotune.shown import NAME_RULE, PLAIN, is_plain
 from autotune.specs.documents import parse_document, read_document, to_yaml
 
-Name = Annotated[str, Field(min_length=1, max_length=200, pattern=r"^[^\x00-\x1f\x7f]+$")]
-"""What a user calls a thing. Without control characters: names are printed, and a terminal obeys those."""
+_FROM_OUTSIDE = "from outside"
+
+
+def _plain(name: str, info: ValidationInfo) -> str:
+    if info.context == _FROM_OUTSIDE and not is_plain(name):
+        raise PydanticCustomError("plain", NAME_RULE)
+    return name
+
+
+Name = Annotated[
+    str,
+    Field(min_length=1, max_length=200, pattern=r"^[^\x00-\x1f\x7f]+$", json_schema_extra={"pattern": PLAIN}),
+    AfterValidator(_plain),
+]
+"""What a user calls a thing. It is printed, so a new one holds nothing that a terminal obeys or that hides.
+
+Earlier releases refused less of that: what they stored is still read, and neutralised when it is printed.
+"""
 
 _MAX_TOLD = 3
 """Further wrong places that an error names."""
@@ -40,14 +57,17 @@ class Spec(BaseModel):
             text = json.dumps(data, allow_nan=False)
         except (TypeError, ValueError) as error:
             raise InputError(what, type(data).__name__, f"only plain JSON values ({error})") from None
-        return cls.from_json(text, what)
+        return cls._read(text, what, _FROM_OUTSIDE)
 
     @classmethod
     def from_json(cls, text: str | bytes, what: str | None = None) -> Self:
-        """Validates a JSON document. Raises InputError naming the bad key."""
-        what = what or cls.__name__
+        """Validates a JSON document that `to_json` wrote. Raises InputError naming the bad key."""
+        return cls._read(text, what or cls.__name__, None)
+
+    @classmethod
+    def _read(cls, text: str | bytes, what: str, context: str | None) -> Self:
         try:
-            return cls.model_validate_json(text)
+            return cls.model_validate_json(text, context=context)
         except ValidationError as error:
             raise _input_error(error, what) from None
 

@@ -20,12 +20,19 @@ Rate = Annotated[float, Field(ge=1, le=1e24)]
 Latency = Annotated[float, Field(gt=0, le=60)]
 
 
+_LATER = ("node_cores", "gpus_per_domain", "nodes_per_pod", "spine", "rails")
+
+
 class DeviceKind(StrEnum):
-    """What runs the kernels. Decides torch's device type and the collective backend (gloo or NCCL/RCCL)."""
+    """What runs the kernels. Decides torch's device type and the collective backend (gloo or NCCL/RCCL).
+
+    An Ascend NPU can be described and estimated; nothing measures on it.
+    """
 
     CUDA = "cuda"
     ROCM = "rocm"
     CPU = "cpu"
+    NPU = "npu"
 
 
 class Device(Spec):
@@ -56,6 +63,11 @@ class ClusterSpec(Spec):
 
     The devices of a node share `nics_per_node` NICs of `inter.bytes_per_s` each. CPU ranks
     share the `node_cores` of their node; None says that each device computes on its own.
+
+    Where `intra` joins the devices of several nodes (the NVLink of a rack), `gpus_per_domain` says of how many devices;
+    None says of one node's. `inter` then joins the domains. Of a larger network `nodes_per_pod` nodes reach each other
+    over `inter`, and pods over `spine`, whose `bytes_per_s` is what one NIC has of it, one direction. With `rails` the
+    NICs of one number meet on a switch of their own, and messages between others cross the node's `intra` first.
     """
 
     name: Name
@@ -66,9 +78,20 @@ class ClusterSpec(Spec):
     inter: Link | None = None
     nics_per_node: Count = 1
     node_cores: Count | None = None
+    gpus_per_domain: Count | None = None
+    nodes_per_pod: Count | None = None
+    spine: Link | None = None
+    rails: bool = False
 
     @model_validator(mode="after")
     def _check(self) -> Self:
+        if (self.gpus_per_domain or self.gpus_per_node) % self.gpus_per_node:
+            allowed = f"gpus_per_domain must be a multiple of gpus_per_node ({self.gpus_per_node}): whole nodes"
+            raise mismatch("gpus_per_domain", self.gpus_per_domain, allowed)
+        if (self.nodes_per_pod is None) != (self.spine is None):
+            raise mismatch("spine", self.spine and self.spine.name, "nodes_per_pod and spine come together")
+        if self.rails and self.nics_per_node < 2:
+            raise mismatch("rails", True, f"rails need several NICs a node, not {self.nics_per_node}")
         if self.nodes > 1 and self.inter is None:
             raise mismatch("inter", None, "a cluster of several nodes needs inter, the link between them")
         if self.devices > MAX_DEVICES:
@@ -82,8 +105,13 @@ class ClusterSpec(Spec):
         return self.nodes * self.gpus_per_node
 
     @property
+    def domain(self) -> int:
+        """The number of devices that `intra` joins."""
+        return min(self.gpus_per_domain or self.gpus_per_node, self.devices)
+
+    @property
     def key(self) -> str:
         """Identifies the hardware, whatever its name."""
         # A field that was added later does not change the keys of stored clusters that lack it.
-        later = () if self.node_cores is not None else ("node_cores",)
-        return self.digest(without=frozenset({"name", *later}))
+        absent = {name for name in _LATER if not getattr(self, name)}
+        return self.digest(without=frozenset({"name", *absent}))

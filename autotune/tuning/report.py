@@ -12,6 +12,7 @@ from autotune.errors import InputError
 from autotune.explain.explanation import Explanation, explain_best
 from autotune.export import launch_arguments
 from autotune.knowledge.answer import Answer
+from autotune.knowledge.recording import ALL_TRIALS
 from autotune.ports.store import Store
 from autotune.search.offline import Ranking
 from autotune.search.ranking import Best, best_of, peak_memory_bytes
@@ -94,9 +95,13 @@ def newest_measured(store: Store) -> Tuning | None:
 
 
 def fastest_measured(store: Store, model: ModelSpec, cluster: ClusterSpec, workload: Workload) -> Tuning | None:
-    """The tuning with the fastest complete trial of exactly that; None where nothing was measured for it."""
-    trials = store.best_trials(model, cluster, workload, limit=1)
-    return store.tuning(trials[0].tuning_id) if trials else None
+    """The newest tuning that measured the best plan of exactly that, runs of a plan pooled over all tunings; None where
+    nothing was measured for it.
+    """
+    best = best_of(store.best_trials(model, cluster, workload, ALL_TRIALS), cluster)
+    if best is None:
+        return None
+    return store.tuning(max(best.trials, key=lambda trial: trial.finished_at or trial.started_at).tuning_id)
 
 
 def best_answer(store: Store, tuning: Tuning) -> dict[str, Any]:
@@ -130,7 +135,7 @@ def known_answer(found: Answer, measured: dict[str, Any] | None, target: str | N
 
     Args:
         found: the best-known entry, or the nearest and what they imply.
-        measured: the best plan of the tuning with the fastest trial of exactly that, which may go on (`best_answer`).
+        measured: the best plan of a tuning of exactly that, which may go on (`best_answer`).
         target: the framework whose launch arguments are wanted.
     """
     data = found.to_data() | {"tuning": measured, "launch": None}

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import uuid
+from contextlib import suppress
 from datetime import UTC, datetime
 from itertools import chain
 
+from autotune.errors import StoreConflictError
 from autotune.ports.store import KnowledgeStore
 from autotune.search.offline import nearest_misses, nothing_legal
 from autotune.search.space import Runtime, legal_pieces, require_bounded
@@ -71,7 +73,9 @@ def submit(store: KnowledgeStore, tuning: Tuning) -> Tuning:
     check_request(tuning.model, tuning.cluster, tuning.workload, tuning.space)
     if tuning.history:
         store.imported_readings(tuning.history, tuning.cluster.key)  # refuses a source that nobody knows
-    store.put_model(tuning.model)
-    store.put_cluster(tuning.cluster)
+    with suppress(StoreConflictError):  # somebody else's has the name; the tuning has its own copy
+        store.put_model(tuning.model, only_own=True)
+    with suppress(StoreConflictError):
+        store.put_cluster(tuning.cluster, only_own=True)
     store.create_tuning(tuning)
     return tuning

@@ -8,18 +8,22 @@ from __future__ import annotations
 import os
 import sqlite3
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
-from sqlalchemy import Connection, Engine, Table, TextClause, func, inspect, select, text
+from sqlalchemy import Connection, Engine, Row, Table, TextClause, func, inspect, select, text
 
 from autotune.errors import InputError, StoreConflictError, StoreError
 from storage.database.columns import Base
-from storage.database.engine import Location, build_engine, connect_to_read, locate, translated, writer
+from storage.database.engine import Location, build_engine, clone, locate, translated, writer
 from storage.database.schema import HEAD, bring_up_to_date, require_known, stored_revision, upgrade_within
+from storage.fleet.leases import TOKEN
 
+KEYS, COUNTERS = Base.metadata.tables["api_keys"], Base.metadata.tables["counters"]
+LAST_TOKEN = select(COUNTERS.c.value).where(COUNTERS.c.name == TOKEN)
 MANIFEST = "autotune_backup"
 ROWS_AT_ONCE = 1000
 
@@ -82,6 +86,18 @@ class Copy:
     rows: dict[str, int]
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Restored(Copy):
+    """Of the API keys that are valid in the backup, those that are not here: each an id and a name.
+
+    `keys_revoked` were revoked since the backup was made. `keys_left_out` may have been: the database knows nothing of
+    them.
+    """
+
+    keys_revoked: tuple[tuple[str, str], ...]
+    keys_left_out: tuple[tuple[str, str], ...]
+
+
 def backup(url: str, path: Path, *, overwrite: bool = False) -> Copy:
     """Writes a consistent copy of a database to a file, whole or not at all; others may go on writing meanwhile.
 
@@ -109,13 +125,17 @@ def backup(url: str, path: Path, *, overwrite: bool = False) -> Copy:
     return Copy(database=location.name, file=str(path), schema=schema, rows=rows)
 
 
-def restore(url: str, path: Path, *, overwrite: bool = False) -> Copy:
+def restore(url: str, path: Path, *, overwrite: bool = False, keys: bool = False) -> Restored:
     """Puts a backup into a database, in one transaction: all of it or nothing.
+
+    What may only go forward does not go back: API keys that the database has stay as they are, what either of the two
+    knows to be revoked is revoked, and fencing tokens grow.
 
     Args:
         url: an empty or new database; with `overwrite` any, whose rows are then replaced.
         path: the backup. One of an older schema is migrated on the way.
         overwrite: allow that the database holds something, or that others are connected to it.
+        keys: take over valid keys that the database does not know. It cannot know whether they were revoked since.
 
     Raises:
         InputError: no such file, no backup, or not a whole one.
@@ -129,7 +149,7 @@ def restore(url: str, path: Path, *, overwrite: bool = False) -> Copy:
             _require_unused(location)
         engine = build_engine(location, read_only=False)
         try:
-            rows = _fill(engine, location, source, overwrite=overwrite)
+            rows, revoked, left_out = _fill(engine, location, source, overwrite=overwrite, keys=keys)
         except BaseException as error:
             engine.dispose()
             if is_new and location.path is not None:
@@ -139,7 +159,9 @@ def restore(url: str, path: Path, *, overwrite: bool = False) -> Copy:
             raise
         bring_up_to_date(engine, location)  # nothing to migrate: a new SQLite file gets its write-ahead log
         engine.dispose()
-    return Copy(database=location.name, file=str(path), schema=HEAD, rows=rows)
+    return Restored(
+        database=location.name, file=str(path), schema=HEAD, rows=rows, keys_revoked=revoked, keys_left_out=left_out
+    )
 
 
 def _write(location: Location, part: Path) -> tuple[str, dict[str, int]]:
@@ -154,17 +176,10 @@ def _write(location: Location, part: Path) -> tuple[str, dict[str, int]]:
         if location.path is None:
             _dump(engine, part, schema)
         else:
-            _clone(location.path, part)
+            clone(location.path, part)
     finally:
         engine.dispose()
     return schema, _seal(part)
-
-
-def _clone(database: Path, part: Path) -> None:
-    """SQLite's own online backup (https://sqlite.org/backup.html): one moment of a file that is in use."""
-    with closing(connect_to_read(database)) as source, closing(sqlite3.connect(part)) as target:
-        source.backup(target)
-        target.execute("PRAGMA journal_mode = DELETE")  # one file, without a log beside it
 
 
 def _dump(engine: Engine, part: Path, schema: str) -> None:
@@ -212,7 +227,7 @@ def _checked(path: Path) -> Iterator[Connection]:
         newer = locate(f"sqlite:///{Path(directory) / 'backup.db'}")
         assert location.path is not None
         assert newer.path is not None
-        _clone(location.path, newer.path)
+        clone(location.path, newer.path)
         engine = build_engine(newer, read_only=False)
         try:
             bring_up_to_date(engine, newer)
@@ -254,18 +269,46 @@ def _require_whole(location: Location) -> str:
         raise InputError("file", location.name, f"no backup, or not a whole one ({error})") from error
 
 
-def _fill(engine: Engine, location: Location, source: Connection, *, overwrite: bool) -> dict[str, int]:
+Names = tuple[tuple[str, str], ...]
+
+
+def _fill(
+    engine: Engine, location: Location, source: Connection, *, overwrite: bool, keys: bool
+) -> tuple[dict[str, int], Names, Names]:
+    """Returns the rows by table, and the keys of `Restored`."""
     with writer(engine).begin() as target:
         upgrade_within(target, location)
         if not overwrite and any(counts(target).values()):
             raise StoreConflictError(f"{location.name} is not empty; --overwrite replaces what it holds")
+        known, token = target.execute(select(KEYS)).all(), target.scalar(LAST_TOKEN) or 0
         empty(target)
         rows = counts(source)
         copy_rows(source, target)
         arrived = counts(target)
         if any(arrived[name] != count for name, count in rows.items()):
             raise StoreError(f"{location.name}: not all rows arrived; nothing was changed")
-    return rows
+        if token > (target.scalar(LAST_TOKEN) or 0):  # else the clock sees to it (storage.fleet.leases)
+            target.execute(COUNTERS.delete().where(COUNTERS.c.name == TOKEN))
+            target.execute(COUNTERS.insert().values(name=TOKEN, value=token))
+        revoked, left_out = _keep_keys(target, known, keys=keys)
+        return counts(target), revoked, left_out
+
+
+def _keep_keys(target: Connection, known: Sequence[Row[Any]], *, keys: bool) -> tuple[Names, Names]:
+    """Puts what was known of the API keys over what the backup says of them; see `Restored` and `restore`."""
+    found = {row.id: row for row in target.execute(select(KEYS).order_by(KEYS.c.created_at, KEYS.c.id))}
+    valid = [row for row in found.values() if row.revoked_at is None]
+    ids = {row.id for row in known}
+    revoked_ids = {row.id for row in known if row.revoked_at is not None}
+    taken = {row.name for row in known if row.revoked_at is None}
+    revoked = [row for row in valid if row.id in revoked_ids]
+    left_out = [row for row in valid if row.id not in ids and (not keys or row.name in taken)]
+    target.execute(KEYS.delete().where(KEYS.c.id.in_([*ids, *(row.id for row in left_out)])))
+    for row in known:
+        before = found.get(row.id)
+        revoked_at = row.revoked_at or (before.revoked_at if before is not None else None)
+        target.execute(KEYS.insert().values({**row._mapping, "revoked_at": revoked_at}))
+    return tuple((row.id, row.name) for row in revoked), tuple((row.id, row.name) for row in left_out)
 
 
 def _require_unused(location: Location) -> None:

@@ -6,7 +6,7 @@ import os
 import sqlite3
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import quote
@@ -130,6 +130,13 @@ def _sqlite_engine(path: Path, *, read_only: bool) -> Engine:
 def connect_to_read(path: Path) -> sqlite3.Connection:
     """A connection to a SQLite file that we only read, whatever we may do with the file."""
     return _connect(path, _read_mode(path))
+
+
+def clone(database: Path, copy: Path) -> None:
+    """SQLite's own online backup (https://sqlite.org/backup.html): one moment of a file that is in use."""
+    with closing(connect_to_read(database)) as source, closing(sqlite3.connect(copy)) as target:
+        source.backup(target)
+        target.execute("PRAGMA journal_mode = DELETE")  # one file, without a log beside it
 
 
 def _connect(path: Path, mode: str) -> sqlite3.Connection:

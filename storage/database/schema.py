@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import logging
+from datetime import UTC, datetime
 from pathlib import Path
 
 from sqlalchemy import Connection, Engine, inspect, text
 
 from autotune.errors import StoreError, StoreNewerError, StoreOlderError, StoreReadOnlyError
-from storage.database.engine import Location, use_wal, writer
+from storage.database.engine import Location, clone, use_wal, writer
+
+log = logging.getLogger(__name__)
 
 MIGRATIONS = Path(__file__).parents[1] / "migrations"
 # Oldest first, by the names of their files. The first, the baseline, makes all tables.
@@ -58,8 +62,31 @@ def require_current(engine: Engine, location: Location) -> None:
         raise StoreError(f"{location.name} has the older schema {revision!r}: run `autotune db migrate`")
 
 
-def bring_up_to_date(engine: Engine, location: Location, target: str = HEAD) -> str | None:
+def make_ready(engine: Engine, location: Location) -> None:
+    """What a store that writes needs: our version. Makes the tables of a new database.
+
+    The SQLite file of an older release is migrated, and a copy of it is left beside it. An older PostgreSQL database is
+    refused: processes of that release may be at work in it.
+
+    Raises:
+        StoreError: a PostgreSQL database of an older schema.
+        StoreNewerError, StoreOlderError, StoreReadOnlyError: see `bring_up_to_date`.
+    """
+    with engine.connect() as connection:
+        revision = stored_revision(connection)
+    require_known(revision, location)
+    if location.path is None and revision not in {None, HEAD}:
+        raise StoreError(
+            f"{location.name} has the older schema {revision!r}, and others may be using it: stop them, back it up, "
+            "then run `autotune db migrate`"
+        )
+    bring_up_to_date(engine, location, keep_copy=True)
+
+
+def bring_up_to_date(engine: Engine, location: Location, target: str = HEAD, *, keep_copy: bool = False) -> str | None:
     """Migrates a new or older database, all or nothing; returns the version that was found.
+
+    With `keep_copy` a SQLite file of an older schema is copied before, into its own folder.
 
     Two processes may call it at once: the second waits (SQLite: the write lock that IMMEDIATE takes; PostgreSQL:
     an advisory lock) and then finds nothing to do. The write lock also proves that the database can be written.
@@ -73,17 +100,33 @@ def bring_up_to_date(engine: Engine, location: Location, target: str = HEAD) -> 
     if location.path is not None:
         use_wal(engine)
     with writer(engine).begin() as connection:
-        return upgrade_within(connection, location, target)
+        return upgrade_within(connection, location, target, keep_copy=keep_copy)
 
 
-def upgrade_within(connection: Connection, location: Location, target: str = HEAD) -> str | None:
+def upgrade_within(
+    connection: Connection, location: Location, target: str = HEAD, *, keep_copy: bool = False
+) -> str | None:
     """Migrates within the caller's writing transaction; returns the version that was found. Raises as above."""
     _lock(connection, location)
     revision = stored_revision(connection)
     require_known(revision, location)
+    if keep_copy and location.path is not None and revision not in {None, target}:
+        _copy_beside(location.path, str(revision), target)
     if revision != target:
         _upgrade(connection, target)
     return revision
+
+
+def _copy_beside(database: Path, revision: str, target: str) -> None:
+    """Copies the file as it is before the caller's transaction, whose lock lets nobody else write."""
+    copy = database.with_name(f"{database.name}.{revision}-{datetime.now(UTC):%Y%m%dT%H%M%S}")
+    copy.touch(mode=0o600)  # it holds what the database does
+    try:
+        clone(database, copy)
+    except BaseException:
+        copy.unlink()
+        raise
+    log.warning("%s gets this release's schema, %s; as it was with %s: %s", database, target, revision, copy)
 
 
 def _lock(connection: Connection, location: Location) -> None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from datetime import UTC, datetime, timedelta
 
-from sqlalchemy import delete, select
+from sqlalchemy import case, delete, select
 from sqlalchemy.orm import Session
 
 from autotune.specs import (
@@ -219,8 +219,8 @@ def _free(session: Session, job: JobRow, gang: Sequence[NodeRow], names: Sequenc
 
 def _lease(session: Session, job: JobRow, gang: Sequence[tuple[str, str]], lease_s: float) -> Job:
     """Gives the job a new token and these nodes, each a name and an address."""
-    job.state, job.token = JobState.GRANTED.value, _next_token(session)
     job.granted_at = now = database_now(session)
+    job.state, job.token = JobState.GRANTED.value, _next_token(session, now)
     session.add_all(LeaseRow(node=name, job_id=job.id, token=job.token) for name, _ in gang)
     leased, expires_at = MemberState.LEASED.value, _expiry(now, lease_s)
     job.members = [
@@ -235,10 +235,16 @@ def _lease(session: Session, job: JobRow, gang: Sequence[tuple[str, str]], lease
     return granted
 
 
-def _next_token(session: Session) -> int:
-    """The next fencing token. A counter of its own: no deletion of jobs can make a token come again."""
-    first = upsert(session)(CounterRow).values(name=TOKEN, value=1)
-    counting = first.on_conflict_do_update(index_elements=["name"], set_={"value": CounterRow.value + 1})
+def _next_token(session: Session, now: datetime) -> int:
+    """The next fencing token. A counter of its own: no deletion of jobs can make a token come again.
+
+    Nor can a backup: the counter is never behind the microseconds since 1970. Tokens are not given as fast as those
+    pass, so whatever a database that was lost has given is smaller than what the restored one gives.
+    """
+    moment = (now - EPOCH) // timedelta(microseconds=1)
+    first = upsert(session)(CounterRow).values(name=TOKEN, value=moment)
+    following = case((CounterRow.value < moment, moment), else_=CounterRow.value + 1)
+    counting = first.on_conflict_do_update(index_elements=["name"], set_={"value": following})
     return int(session.execute(counting.returning(CounterRow.value)).scalar_one())
 
 

@@ -17,7 +17,7 @@ from storage.database.session import RacedError, SessionStore, again, database_n
 from storage.fleet.events import state_data
 from storage.fleet.tables import EventRow, IdempotencyRow, InterestRow
 from storage.tunings import rows
-from storage.tunings.named import locked_tuning, put_models, tuning_row
+from storage.tunings.named import locked_tuning, tuning_row
 from storage.tunings.tables import LIVE, TuningRow
 
 
@@ -27,8 +27,7 @@ class Intake:
     `take` everything in turn, then `store` it once.
 
     Rows are locked in one order, so that no two transactions wait for each other: the tunings to join by sharing key;
-    new ones by it, too, where the unique index lets one of two equal requests wait; keys by principal and key; models
-    by name.
+    new ones by it, too, where the unique index lets one of two equal requests wait; keys by principal and key.
     """
 
     def __init__(self, session: Session, submissions: Sequence[Submission]) -> None:
@@ -78,7 +77,6 @@ class Intake:
             keys = sorted(self._keys, key=lambda each: (each["principal"], each["key"]))
             values = [{"created_at": now, **each} for each in keys]
             self._insert(IdempotencyRow, values, "an idempotency key is being used by somebody else")
-        put_models(session, [tuning.model for tuning in new.values()])
         if self._interests:
             wanted = [{"tuning_id": each, "principal": principal} for each, principal in sorted(self._interests)]
             # SQLAlchemy makes one statement of these only where it returns something.

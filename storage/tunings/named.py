@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from datetime import UTC, datetime
 
 from sqlalchemy import select
 from sqlalchemy.orm import InstrumentedAttribute, Session
 
-from autotune.errors import UnknownNameError
+from autotune.errors import StoreConflictError, UnknownNameError
 from autotune.specs import ClusterSpec, Fingerprint, ModelSpec
 from storage.database.session import NAMES_SHOWN, SessionStore, upsert
 from storage.tunings.tables import ClusterRow, FingerprintRow, ModelRow, TuningRow
@@ -17,10 +17,13 @@ from storage.tunings.tables import ClusterRow, FingerprintRow, ModelRow, TuningR
 class NamedStore(SessionStore):
     """Models, clusters and fingerprints."""
 
-    def put_model(self, model: ModelSpec) -> None:
-        """Stores a model by name; a later one of the same name replaces it for new requests only."""
+    def put_model(self, model: ModelSpec, *, owner: str = "", only_own: bool = False) -> None:
+        """Stores a model by name, which is `owner`'s then; one of the same name is replaced for new requests only.
+
+        With `only_own`, raises StoreConflictError where somebody else's has the name.
+        """
         with self.writing() as session:
-            _put(session, ModelRow, model)
+            _put(session, "model", ModelRow, model, owner, only_own=only_own)
 
     def model(self, name: str) -> ModelSpec:
         """The stored model of that name."""
@@ -36,10 +39,10 @@ class NamedStore(SessionStore):
             specs = [ModelSpec.from_json(text) for text in session.scalars(select(ModelRow.spec_json))]
         return sorted(specs, key=lambda spec: spec.name)
 
-    def put_cluster(self, cluster: ClusterSpec) -> None:
-        """Stores a cluster by name; a later one of the same name replaces it for new requests only."""
+    def put_cluster(self, cluster: ClusterSpec, *, owner: str = "", only_own: bool = False) -> None:
+        """Stores a cluster as `put_model` does a model."""
         with self.writing() as session:
-            _put(session, ClusterRow, cluster)
+            _put(session, "cluster", ClusterRow, cluster, owner, only_own=only_own)
 
     def cluster(self, name: str) -> ClusterSpec:
         """The stored cluster of that name."""
@@ -70,17 +73,25 @@ class NamedStore(SessionStore):
             return Fingerprint.from_json(fingerprint_row(session, key).spec_json)
 
 
-def put_models(session: Session, models: Iterable[ModelSpec]) -> None:
-    """Stores models in the order of their names, in which they are locked until the transaction ends."""
-    for _, model in sorted({model.name: model for model in models}.items()):
-        _put(session, ModelRow, model)
-
-
-def _put(session: Session, table: type[ModelRow] | type[ClusterRow], spec: ModelSpec | ClusterSpec) -> None:
+def _put(
+    session: Session,
+    what: str,
+    table: type[ModelRow] | type[ClusterRow],
+    spec: ModelSpec | ClusterSpec,
+    owner: str,
+    *,
+    only_own: bool,
+) -> None:
     """Inserts or replaces in one statement: two processes may store the same name at once."""
-    changing = {"key": spec.key, "spec_json": spec.to_json(), "stored_at": datetime.now(UTC)}
+    changing = {"key": spec.key, "spec_json": spec.to_json(), "stored_at": datetime.now(UTC), "owner": owner}
     new = upsert(session)(table).values(name=spec.name, **changing)
-    session.execute(new.on_conflict_do_update(index_elements=["name"], set_=changing))
+    own = table.owner == owner if only_own else None
+    stored = new.on_conflict_do_update(index_elements=["name"], set_=changing, where=own).returning(table.name)
+    if session.scalar(stored) is None:
+        whose = session.scalar(select(table.owner).where(table.name == spec.name)) or "whoever operates this service"
+        raise StoreConflictError(
+            f"{what} {spec.name!r} belongs to {whose}: give another name, or ask an admin to replace it"
+        )
 
 
 def fingerprint_row(session: Session, key: str) -> FingerprintRow:

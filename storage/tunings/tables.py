@@ -18,7 +18,7 @@ LIVE = "state NOT IN ('done', 'failed', 'cancelled')"
 
 
 class ModelRow(Base):
-    """A stored model, by name."""
+    """A stored model, by name. `owner` is the principal who stored it; empty: whoever operates this."""
 
     __tablename__ = "models"
 
@@ -26,10 +26,11 @@ class ModelRow(Base):
     key: Mapped[Key]
     spec_json: Mapped[str]
     stored_at: Mapped[Moment]
+    owner: Mapped[str] = mapped_column(server_default="")
 
 
 class ClusterRow(Base):
-    """A stored cluster, by name."""
+    """A stored cluster, by name. `owner` as of a model."""
 
     __tablename__ = "clusters"
 
@@ -37,6 +38,7 @@ class ClusterRow(Base):
     key: Mapped[Key]
     spec_json: Mapped[str]
     stored_at: Mapped[Moment]
+    owner: Mapped[str] = mapped_column(server_default="")
 
 
 class FingerprintRow(Base):

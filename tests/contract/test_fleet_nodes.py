@@ -2,14 +2,26 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import pytest
 from fleet_records import LONG_S, MOMENT, OVER_S, POOL, granted, job, node, pair, reported
 from store_records import CLUSTER, COLLECTIVE_OUTCOME, FINGERPRINT
 
 from autotune.errors import StoreConflictError, UnknownNameError
 from autotune.ports.fleet import FleetStore
-from autotune.specs import FailureKind, JobPurpose, JobState, MemberState, NodeIncident, NodeState
+from autotune.specs import (
+    Device,
+    FailureKind,
+    Fingerprint,
+    JobPurpose,
+    JobState,
+    MemberState,
+    NodeIncident,
+    NodeState,
+)
 from storage import SqlStore
+from workers.registration import NodeOptions, register
 
 
 def incident(name: str, kind: str = "crash") -> NodeIncident:
@@ -28,6 +40,35 @@ def test_a_node_comes_back_equal_with_the_databases_moments(store: SqlStore) -> 
     assert before <= found.registered_at == found.heartbeat_at <= store.now()
     assert found.model_copy(update={"registered_at": MOMENT, "heartbeat_at": MOMENT}) == new
     assert store.node("gpu-1") == found
+
+
+@dataclass(frozen=True)
+class Found:
+    """What a worker found on its machine."""
+
+    device: Device = CLUSTER.device
+    slots: int = 4
+    cores: int = 8
+    memory_bytes: int = 2**30
+    nics: tuple[str, ...] = ("eth0",)
+    fingerprint: Fingerprint = FINGERPRINT
+    reason: str = ""
+
+
+def test_a_pool_is_the_operators_from_its_first_node_on(store: SqlStore) -> None:
+    """Whoever stored the name before cannot say any more how many nodes the others' requests ask for."""
+    larger = CLUSTER.model_copy(update={"nodes": 64})
+    store.put_cluster(larger, owner="eve")
+    for name in ("a", "b"):
+        register(store, NodeOptions(name=name, cluster=CLUSTER, address="127.0.0.1", interface="lo"), Found())
+    assert store.cluster("pair") == CLUSTER
+    with pytest.raises(StoreConflictError, match="'pair' belongs to whoever operates"):
+        store.put_cluster(larger, owner="eve", only_own=True)
+    ours = CLUSTER.model_copy(update={"name": "ours", "nodes": 3})
+    store.put_cluster(ours)
+    one = NodeOptions(name="c", cluster=ours.model_copy(update={"nodes": 1}), address="127.0.0.1", interface="lo")
+    register(store, one, Found())
+    assert store.cluster("ours") == ours
 
 
 def test_nodes_come_by_name_and_pool(store: SqlStore) -> None:

@@ -60,8 +60,9 @@ def grant(url: str, number: int, begin: Begin) -> int | None:
 def end(url: str, number: int, begin: Begin) -> bool:
     outcome = ProbeOutcome(readings=(step_reading(float(number)),), wall_s=1.0, gpu_s=8.0, setup_s=0.0)
     with open_store(url) as store:
+        token = store.job("job-1").token
         begin()
-        return store.end_job("job-1", 1, outcome, failure=None, fingerprint_key=FINGERPRINT.key) is not None
+        return store.end_job("job-1", token, outcome, failure=None, fingerprint_key=FINGERPRINT.key) is not None
 
 
 def together(work: Callable[[int], Answer], count: int) -> list[Answer]:
@@ -92,8 +93,8 @@ def test_of_processes_that_want_overlapping_gangs_one_gets_its_nodes(store: SqlS
     for number in range(1, 5):
         store.create_job(job(f"job-{number}"))
     answers = run_together(grant, url, 4)
-    assert [token for token in answers if token is not None] == [1]
     (won,) = store.jobs(states=[JobState.GRANTED])
+    assert [token for token in answers if token is not None] == [won.token]
     assert store.leased_nodes() == {member.node: won.id for member in won.members}
     assert len(store.leased_nodes()) == 2
     assert [each.members for each in store.jobs(states=[JobState.QUEUED])] == [()] * 3

@@ -57,6 +57,13 @@ def test_an_equal_entry_is_not_stored_twice(store: SqlStore) -> None:
     assert store.best_page(history=True) == [first]
 
 
+def test_what_is_pooled_from_all_runs_takes_the_place_of_one_lucky_run(store: SqlStore) -> None:
+    lucky = store.put_best(entry(tokens_per_s_per_gpu=0.4, repeats=1))
+    pooled = store.put_best(entry(plan=OTHER, tokens_per_s_per_gpu=0.3, repeats=4, tuning_id="later"), pooled=True)
+    assert store.best_exact(MODEL, CLUSTER, WORKLOAD) == [pooled]
+    assert store.best_entry(lucky.id).superseded_at is not None
+
+
 def test_an_entry_that_was_superseded_is_not_stored_twice_either(store: SqlStore) -> None:
     first = store.put_best(entry())
     slower = store.put_best(entry(plan=OTHER, tokens_per_s_per_gpu=0.3, tuning_id="slower"))

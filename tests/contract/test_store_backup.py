@@ -10,6 +10,7 @@ from pathlib import Path
 import optuna
 import pytest
 from databases import KINDS, Databases
+from fleet_records import granted, job, pair
 from sqlalchemy import text
 from store_records import (
     CLUSTER,
@@ -19,6 +20,7 @@ from store_records import (
     LAYER_OUTCOME,
     LAYER_REQUEST,
     MODEL,
+    MOMENT,
     WORKLOAD,
     profile,
     step_reading,
@@ -27,11 +29,11 @@ from store_records import (
 )
 
 from autotune.errors import InputError, StoreConflictError, StoreError, StoreNewerError
-from autotune.specs import Plan
+from autotune.specs import ApiKey, Plan, Role
 from autotune.specs.imported import ImportBatch, ImportedRun
 from storage import SqlStore, open_store
 from storage.care.backup import MANIFEST, backup, restore
-from storage.care.maintenance import check, stats
+from storage.care.maintenance import check, migrate, stats
 from storage.database.engine import build_engine, locate, writer
 from storage.database.schema import HEAD, VERSION_TABLE
 
@@ -184,6 +186,75 @@ def test_a_live_database_is_replaced_only_when_asked(target: str, small: Path) -
     open_store(target).close()
     with pytest.raises(StoreConflictError, match=r"is not empty"):  # nobody else is there any more
         restore(target, small)
+
+
+def key(name: str, **changes: object) -> ApiKey:
+    return ApiKey(id=f"id-{name}", name=name, role=Role.SUBMIT, created_at=MOMENT).model_copy(update=changes)
+
+
+def valid(store: SqlStore) -> list[str]:
+    return sorted(key.id for key in store.keys() if key.revoked_at is None)  # noqa: SIM118 (no dictionary)
+
+
+def test_a_restore_keeps_the_keys_of_the_database_and_what_is_revoked(
+    url: str, kind: str, databases: Databases, tmp_path: Path
+) -> None:
+    path, other = tmp_path / "saved", databases.filled(kind, tmp_path, migrate)
+    with open_store(url) as store:
+        for name in ("kept", "gone", "old"):
+            store.create_key(key(name), name)
+        store.revoke_key("id-old")
+        backup(url, path)
+        store.revoke_key("id-gone")
+        store.create_key(key("gone", id="id-new"), "new")
+        before = store.keys()
+        done = restore(url, path, overwrite=True)
+        assert (done.keys_revoked, done.keys_left_out) == ((("id-gone", "gone"),), ())
+        assert store.keys() == before
+        backup(url, path, overwrite=True)
+        for name in ("kept", "new"):
+            store.revoke_key(f"id-{name}")
+    with open_store(other) as store:  # it knows one of them, as another database would
+        store.create_key(key("kept"), "kept")
+        store.create_key(key("gone", id="id-newest"), "newest")
+        done = restore(other, path, overwrite=True, keys=True)
+        assert done.keys_left_out == (("id-new", "gone"),)
+        assert valid(store) == ["id-kept", "id-newest"]
+        assert done.rows["api_keys"] == len(store.keys()) == 4
+
+
+def test_keys_that_the_database_does_not_know_come_back_only_when_asked(url: str, target: str, tmp_path: Path) -> None:
+    with open_store(url) as store:
+        store.create_key(key("ada"), "a")
+        store.create_key(key("eve", revoked_at=MOMENT), "e")
+    backup(url, tmp_path / "saved")
+    done = restore(target, tmp_path / "saved")
+    assert (done.keys_left_out, done.rows["api_keys"]) == ((("id-ada", "ada"),), 1)
+    with open_store(target) as store:
+        assert valid(store) == []
+        assert list(store.keys_of({"a", "e"})) == ["e"]
+        assert restore(target, tmp_path / "saved", overwrite=True, keys=True).keys_left_out == ()
+        assert valid(store) == ["id-ada"]
+
+
+def test_tokens_after_a_restore_are_larger_than_any_before(url: str, target: str, tmp_path: Path) -> None:
+    def next_token(store: SqlStore, name: str) -> int:
+        return granted(store, job(name), ("a",)).token
+
+    with open_store(url) as store:
+        pair(store)
+        backup(url, tmp_path / "saved")
+        lost = [next_token(store, "job-1"), granted(store, job("job-2"), ("b",)).token]
+    for _ in range(2):  # each time into a database that knows nothing of what came after the backup
+        restore(target, tmp_path / "saved", overwrite=True)
+        with open_store(target) as store:
+            lost.append(next_token(store, "job-1"))
+    assert lost == sorted(set(lost))
+    with open_store(target) as store:
+        with store.writing() as session:  # as with a clock that was ahead
+            session.execute(text("UPDATE counters SET value = 9007199254740000 WHERE name = 'token'"))
+        restore(target, tmp_path / "saved", overwrite=True)
+        assert next_token(store, "job-1") == 9007199254740001
 
 
 def cut(path: Path) -> None:

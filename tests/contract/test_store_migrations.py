@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from databases import Databases
 from fleet_records import fleet_tuning
-from schemas import LATER, NextRelease, make_database
+from schemas import BASELINE, FOLLOWING, NextRelease, make_database
 from sqlalchemy import MetaData, inspect, select
 from store_records import CLUSTER, MODEL, WORKLOAD, step_reading
 
@@ -69,6 +69,12 @@ def shape(url: str) -> dict[str, Any]:
     return shapes
 
 
+def assert_kept(before: Content, after: Content) -> None:
+    """Every row is there as it was; it may have columns more."""
+    for name, rows in before.items():
+        assert [{key: row[key] for key in was} for was, row in zip(rows, after[name], strict=True)] == rows
+
+
 def execute(url: str, statement: str) -> None:
     engine = build_engine(locate(url), read_only=False)
     with engine.begin() as connection:
@@ -97,19 +103,12 @@ def old(kind: str, databases: Databases, tmp_path: Path) -> str:
     return databases.filled(kind, tmp_path, make_database)
 
 
-def kept(before: Content, after: Content) -> Content:
-    """What is in the columns and tables of before."""
-    pairs = {name: zip(rows, after[name], strict=True) for name, rows in before.items()}
-    return {name: [{key: row[key] for key in was} for was, row in found] for name, found in pairs.items()}
-
-
-def test_a_database_of_before_the_baseline_opens_after_the_steps_since(old: str) -> None:
+def test_a_database_of_the_baseline_is_migrated_with_every_row(old: str) -> None:
     before = content(old)
     assert all(before.values()), [name for name, rows in before.items() if not rows]
-    with pytest.raises(StoreError, match="older schema '0007': run `autotune db migrate`"):
-        open_store(old, read_only=True)
-    assert migrate(old).found == "0007"
-    assert kept(before, content(old)) == before
+    assert migrate(old).found == BASELINE
+    assert migrate(old).found == HEAD
+    assert_kept(before, content(old))
     with open_store(old, read_only=True) as store:
         assert store.model("tiny") == MODEL
         found = store.tuning("first-release")
@@ -127,14 +126,29 @@ def test_a_database_of_before_the_baseline_opens_after_the_steps_since(old: str)
         assert {check.id: check.result and check.result.verdict for check in store.checks()} == VERDICTS
         (incident,) = store.incidents_page(open_only=True)
         assert (incident.kind, len(store.due_alerts(store.now()))) == (CauseKind.LINK_ACROSS, 2)
-    assert migrate(old).found == HEAD
-    assert kept(before, content(old)) == before
     with open_store(old) as store:
         assert_fleet_is_read(store)
     assert check(old).sound
 
 
-def test_its_tables_become_those_of_a_new_database(old: str, empty_url: str) -> None:
+def test_nobody_migrates_a_shared_database_unasked(old: str, kind: str, tmp_path: Path) -> None:
+    """A file of one machine is, and a copy of it as it was is left beside it."""
+    before = content(old)
+    if kind == "postgresql":
+        with pytest.raises(StoreError, match=rf"the older schema '{BASELINE}'.*run `autotune db migrate`"):
+            open_store(old)
+        assert content(old) == before
+        return
+    open_store(old).close()
+    open_store(old).close()
+    assert migrate(old).found == HEAD
+    (copy,) = Path(old.removeprefix("sqlite:///")).parent.glob(f"*.db.{BASELINE}-*")
+    assert content(f"sqlite:///{copy}") == before
+    assert migrate(f"sqlite:///{copy}").found == BASELINE
+    assert len(list(tmp_path.iterdir())) == 2
+
+
+def test_its_tables_are_those_of_a_new_database(old: str, empty_url: str) -> None:
     open_store(empty_url).close()
     migrate(old)
     assert shape(old) == shape(empty_url)
@@ -160,14 +174,14 @@ def test_the_next_revision_keeps_every_row(old: str, tmp_path: Path) -> None:
         old,
     )
     asked, done = told.splitlines()
-    assert asked.endswith("has the older schema '0007': run `autotune db migrate`")
-    assert done == f"0007 {LATER} () {LATER}"
+    assert asked.endswith(f"has the older schema '{BASELINE}': run `autotune db migrate`")
+    assert done == f"{BASELINE} {FOLLOWING} () {FOLLOWING}"
     after = content(old)
     assert {row["note"] for row in after["tunings"]} == {"none"}
     assert after.pop("notes") == []
-    assert kept(before, after) == before
+    assert_kept(before, after)
     for work in (open_store, migrate, partial(open_store, read_only=True), partial(backup, path=tmp_path / "b")):
-        with pytest.raises(StoreNewerError, match=rf"'{LATER}'.*upgrade autotune"):
+        with pytest.raises(StoreNewerError, match=rf"'{FOLLOWING}'.*upgrade autotune"):
             work(old)
 
 
@@ -175,6 +189,7 @@ def test_a_revision_that_fails_midway_changes_nothing(old: str, tmp_path: Path) 
     before = content(old)
     assert "ZeroDivisionError" in NextRelease(tmp_path / "next", fails=True).run("migrate(argv[1])", old)
     assert content(old) == before
+    migrate(old)
     with open_store(old) as store:
         assert store.model("tiny") == MODEL
 
@@ -187,11 +202,9 @@ def test_the_next_release_backs_up_an_older_database_as_it_is_and_migrates_what_
         "print(backup(argv[1], saved).schema, restore(argv[3], saved).schema, check(argv[3]).problems)",
         old, tmp_path / "saved", empty_url,
     )  # fmt: skip
-    assert told == f"0007 {LATER} ()"
-    restored_rows = content(empty_url)
-    assert {row["note"] for row in restored_rows["tunings"]} == {"none"}
-    tunings = {"tunings": content(old)["tunings"]}
-    assert kept(tunings, restored_rows) == tunings
+    assert told == f"{BASELINE} {FOLLOWING} ()"
+    new = {"note": "none", "fault": "", "faults": 0}
+    assert content(empty_url)["tunings"] == [row | new for row in content(old)["tunings"]]
     restored = f"sqlite:///{tmp_path / 'restored.db'}"
     assert restore(restored, tmp_path / "saved").schema == HEAD  # as does ours
     with open_store(restored) as store:
@@ -202,6 +215,7 @@ def test_numbers_that_older_releases_took_without_bounds_are_brought_within_thos
     budget = '{"gpu_s": 1e300, "max_trials": ' + str(10**400) + ', "min_gain": 0.02}'
     space = '{"tp": [1, ' + str(10**30) + ', -1], "zero_stage": [0]}'
     execute(old, f"UPDATE tunings SET budget_json = '{budget}', space_json = '{space}' WHERE id = 'first-release'")
+    migrate(old)
     with open_store(old) as store:
         found = store.tuning("first-release")
     assert found.budget == Budget(gpu_s=1e12, max_trials=100_000, min_gain=0.02)

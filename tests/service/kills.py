@@ -36,6 +36,8 @@ class Victim(StrEnum):
     TUNER_CHILD = "tuner's child"
     API = "API"
     BEAT = "beat"
+    POSTGRES = "PostgreSQL"
+    REDIS = "Redis"
 
 
 @dataclass(slots=True)
@@ -111,19 +113,35 @@ class Onslaught:
         if not self._plan or time.monotonic() < self._next_kill_at or not self._live():
             return
         victim = self._plan[0]
+        if victim in {Victim.POSTGRES, Victim.REDIS}:
+            self._kill_server(victim)
+            return
         candidates = sorted(self._candidates(victim), key=lambda process: process.pid)
         if candidates:
             self._random.choice(candidates).kill()
-            self.record.kills[victim] += 1
-            self._plan.pop(0)
-            self._last_kill_at = time.monotonic()
-            self._next_kill_at = self._last_kill_at + self._random.uniform(0.0, LONGEST_PAUSE_S)
+            self._was_killed(victim)
+
+    def _kill_server(self, victim: Victim) -> None:
+        """A crash of PostgreSQL, which keeps what was committed, or of Redis, which loses all that it held."""
+        if victim is Victim.POSTGRES:
+            self._crew.postgres.restart()
+        else:
+            self._crew.broker.stop()
+            self._crew.broker.start()
+        self._was_killed(victim)
+
+    def _was_killed(self, victim: Victim) -> None:
+        self.record.kills[victim] += 1
+        self._plan.pop(0)
+        self._last_kill_at = time.monotonic()
+        self._next_kill_at = self._last_kill_at + self._random.uniform(0.0, LONGEST_PAUSE_S)
 
     def _candidates(self, victim: Victim) -> Iterator[psutil.Process]:
         services = self._supervisor.services
         names = {
-            Victim.RANK: ("a", "b"), Victim.NODE: ("a", "b"), Victim.NODE_CHILD: ("a", "b"), Victim.TUNER: ("tuner",),
-            Victim.TUNER_CHILD: ("tuner",), Victim.API: ("api",), Victim.BEAT: ("beat",),
+            Victim.RANK: ("a", "b"), Victim.NODE: ("a", "b"), Victim.NODE_CHILD: ("a", "b"),
+            Victim.TUNER: ("tuner", "tuner-2"), Victim.TUNER_CHILD: ("tuner", "tuner-2"), Victim.API: ("api",),
+            Victim.BEAT: ("beat",),
         }  # fmt: skip
         for name in names[victim]:
             if name not in services:

@@ -4,18 +4,18 @@ from __future__ import annotations
 
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 from crew import Crew
 from services import postgres_binaries, postgres_server, redis_server
-from supervisor import Supervisor
+from supervisor import ALL, Supervisor
 
 
 @contextmanager
-def private_fleet() -> Iterator[tuple[Crew, Supervisor]]:
-    """Starts it, and ends it with all that it made. Exits where PostgreSQL is not installed."""
+def private_fleet(names: Collection[str] = ALL) -> Iterator[tuple[Crew, Supervisor]]:
+    """Starts it, with these services, and ends it with all that it made. Exits where PostgreSQL is not installed."""
     binaries = postgres_binaries()
     if binaries is None:
         sys.exit("PostgreSQL's server is not installed")
@@ -25,6 +25,6 @@ def private_fleet() -> Iterator[tuple[Crew, Supervisor]]:
         redis_server() as broker,
         Crew(postgres, broker, Path(folder)) as crew,
     ):
-        supervisor = Supervisor(crew)
+        supervisor = Supervisor(crew, names)
         supervisor.start()
         yield crew, supervisor

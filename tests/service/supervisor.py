@@ -10,12 +10,13 @@ import psutil
 from crew import Crew, Worker, autotune, wait_for
 
 ALL = ("a", "b", "tuner", "beat", "api")
+WITH_TWO_TUNERS = (*ALL, "tuner-2")
 RESTART_S = 1.0
 """How long a service that ended stays down."""
 
 
 class Supervisor:
-    """Two nodes, a tuner, a beat and an API, each started again when it ends.
+    """Two nodes, one or two tuners, a beat and an API, each started again when it ends.
 
     Args:
         crew: they are its parts.
@@ -28,8 +29,9 @@ class Supervisor:
             "a": lambda: crew.start_node("a"),
             "b": lambda: crew.start_node("b", "127.0.0.2"),
             "tuner": crew.start_tuner,
+            "tuner-2": crew.start_tuner,
             "beat": crew.start_beat,
-            "api": lambda: crew.start("api", *autotune("serve", "--port", str(self._port))),
+            "api": lambda: crew.start("api", *autotune("serve", "--port", str(self._port), "--open-to-this-machine")),
         }
         self._starts = {name: starts[name] for name in names}
         self._down_since: dict[str, float] = {}
@@ -52,7 +54,7 @@ class Supervisor:
         running = self.services
         for name in self._starts.keys() - running.keys():
             self._crew.part[name] = self._starts[name]()
-        for name in self._starts.keys() & {"a", "b", "tuner"}:
+        for name in self._starts.keys() & {"a", "b", "tuner", "tuner-2"}:
             self._crew.wait_ready(self._crew.part[name])
         if "api" in self._starts:
             wait_for("an API that listens", self._listens)

@@ -9,7 +9,8 @@ from contextlib import suppress
 from pathlib import Path
 
 import pytest
-from crew import AMPLE_S, Crew, pool_cluster, wait_for
+from crew import AMPLE_S, POOL, Crew, pool_cluster, wait_for
+from fleet_records import node
 from services import PostgresServer, redis_server
 from supervisor import Supervisor
 
@@ -40,6 +41,8 @@ class KilledApi:
 def api(postgres: PostgresServer, tmp_path: Path) -> Iterator[KilledApi]:
     with redis_server() as broker, Crew(postgres, broker, tmp_path) as crew:
         crew.store.put_cluster(pool_cluster())
+        for name in ("a", "b"):
+            crew.store.register_node(node(name).model_copy(update={"pool": POOL}))
         yield KilledApi(crew)
 
 

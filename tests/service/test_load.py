@@ -26,7 +26,7 @@ def test_submissions_of_many_clients_are_all_stored_and_shared(crew: Crew) -> No
     stored = {tuning.id for tuning in crew.store.tunings(1000)} - before
     assert stored == set(led_to.values())
     assert len(stored) == DISTINCT
-    taken_back = [Asked(method="DELETE", path=f"/tunings/{each}?force=true") for each in sorted(stored)]
+    taken_back = [Asked(method="DELETE", path=f"/tunings/{each}") for each in sorted(stored)]
     assert {answer.data["state"] for answer in ask_all(supervisor.url, taken_back, CLIENTS)} == {"cancelled"}
     wait_for("the nodes are free", lambda: not crew.store.leased_nodes(POOL))
     assert {crew.store.tuning(each).state for each in stored} == {TuningState.CANCELLED}

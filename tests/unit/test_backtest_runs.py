@@ -153,12 +153,22 @@ def test_repeats_of_a_plan_are_one_outcome(tmp_path: Path) -> None:
      ({"num_gpus": 16, "dp": 16}, "num_gpus"), ({"gpu": "H100", "gpu_mem_gb": 80}, "gpu")],
 )  # fmt: skip
 def test_the_rows_of_a_group_must_agree(tmp_path: Path, csv_row: dict[str, object], column: str) -> None:
-    path = write(tmp_path / "a.csv", [row(), row(micro_batch=2, **csv_row)])
-    runs, _ = read_runs(path, published_cluster)
-    with pytest.raises(InputError, match=f"row 3, column {column}"):
-        group_runs(runs)
-    groups, skipped = group_runs(runs, skip_bad=True)
-    assert (len(groups[0].outcomes), len(skipped)) == (1, 1)
+    other = row(micro_batch=2, **csv_row)
+    for order, line in (([row(), row(micro_batch=4), other], 4), ([other, row(), row(micro_batch=4)], 2)):
+        runs, _ = read_runs(write(tmp_path / "a.csv", order), published_cluster)
+        with pytest.raises(InputError, match=f"row {line}, column {column}"):
+            group_runs(runs)
+        groups, skipped = group_runs(runs, skip_bad=True)
+        assert ({item.plan.micro_batch for item in groups[0].outcomes}, len(skipped)) == ({1, 4}, 1)
+
+
+def test_a_group_whose_rows_are_half_of_one_and_half_of_another_is_bad(tmp_path: Path) -> None:
+    runs, _ = read_runs(write(tmp_path / "a.csv", [row(), row(micro_batch=2, dtype="fp16")]), published_cluster)
+    for order in (runs, runs[::-1]):
+        with pytest.raises(InputError, match=r"g, column dtype.*1 rows each have two values"):
+            group_runs(order)
+        groups, skipped = group_runs(order, skip_bad=True)
+        assert (groups, len(skipped)) == ([], 1)
 
 
 def test_a_group_without_a_success_is_bad_and_a_small_one_left_out(tmp_path: Path) -> None:

@@ -79,6 +79,16 @@ def test_a_name_is_found_in_any_case_and_an_unknown_one_brings_the_close_ones() 
         ("h200-141gb-sxm", DType.BF16, 989, 141),
         ("b200-180gb-sxm", DType.BF16, 2250, 180),
         ("gb200", DType.FP8, 5000, 186),
+        ("gb300", DType.BF16, 2500, 278),
+        ("b300-270gb-sxm", DType.BF16, 2250, 270),
+        ("a800-80gb-sxm", DType.BF16, 312, 80),
+        ("h800-80gb-sxm", DType.FP8, 1979, 80),
+        ("h20-96gb-sxm", DType.BF16, 148, 96),
+        ("gh200-96gb", DType.FP8, 1979, 96),
+        ("l20", DType.BF16, 119.5, 48),
+        ("mi325x", DType.BF16, 1307, 256),
+        ("mi355x", DType.FP8, 5033, 288),
+        ("ascend-910b3", DType.FP16, 313, 64),
         ("l40s", DType.BF16, 362, 48),
         ("rtx-4090", DType.BF16, 165.2, 24),
         ("mi250x", DType.BF16, 191.5, 64),
@@ -107,9 +117,42 @@ def test_every_figure_of_every_gpu_has_a_dated_source() -> None:
 
 
 def test_gpus_of_amd_are_rocm_and_an_unknown_gpu_lists_the_known() -> None:
-    assert {entry.name for entry in gpus() if entry.kind is DeviceKind.ROCM} == {"mi250x", "mi300x"}
+    assert {entry.name for entry in gpus() if entry.kind is DeviceKind.ROCM} == {
+        "mi250x", "mi300x", "mi325x", "mi355x",
+    }  # fmt: skip
     with pytest.raises(UnknownNameError, match=r"known: .*h100-80gb-sxm"):
         gpu("h100-80gb")
+
+
+def test_export_versions_have_the_peaks_of_their_model_and_less_of_its_link() -> None:
+    for less, full in (("a800-80gb-sxm", "a100-80gb-sxm"), ("h800-80gb-sxm", "h100-80gb-sxm")):
+        assert gpu(less).peak_flops_per_s == gpu(full).peak_flops_per_s
+        assert gpu(less).intra.bytes_per_s == 200e9 < (gpu(full).intra.bytes_per_s or 0.0)
+
+
+def test_what_a_vendor_prints_no_figure_of_is_absent_and_refused_where_it_is_needed() -> None:
+    assert DType.FP32 not in gpu("ascend-910b3").peak_flops_per_s
+    assert gpu("a800-80gb-sxm").inter is None
+    with pytest.raises(InputError, match="no reference system of several nodes"):
+        cluster_from_shorthand("a800-80gb-sxm:2x8")
+
+
+@pytest.mark.parametrize(
+    ("text", "domain", "nics"),
+    [
+        ("gb200:18x4", 72, 4),  # the rack
+        ("gb200:2x4", 8, 4),  # a part of it
+        ("gb200:64x4", 64, 4),  # 256 are no whole racks: 64 of each
+        ("gb300:36x4", 72, 4),
+        ("gb200:4x64", 64, 64),  # a rack as one node
+        ("gb200:1x4", 4, 1),
+        ("h100-80gb-sxm:4x8", 8, 8),
+    ],
+)
+def test_the_link_of_a_rack_joins_the_devices_of_many_hosts(text: str, domain: int, nics: int) -> None:
+    cluster = cluster_from_shorthand(text)
+    assert (cluster.domain, cluster.nics_per_node) == (domain, nics)
+    assert (cluster.gpus_per_domain is None) == (cluster.domain == cluster.gpus_per_node)
 
 
 def test_shorthand_is_the_vendors_reference_system() -> None:

@@ -39,6 +39,21 @@ def test_backup_and_restore(autotune: Command, url: str, tmp_path: Path) -> None
     assert autotune("db", "check", "--db", other).status == 0
 
 
+def test_a_restore_says_which_keys_are_not_there(autotune: Command, url: str, tmp_path: Path) -> None:
+    saved, other = tmp_path / "saved", f"sqlite:///{tmp_path / 'b.db'}"
+    key = autotune("keys", "create", "ada", "--db", url, "--json").data["key"]["id"]
+    autotune("db", "backup", saved, "--db", url)
+    autotune("keys", "revoke", key, "--db", url)
+    done = autotune("db", "restore", saved, "--overwrite", "--db", url)
+    assert f"API keys that stay revoked: {key} of ada" in done.err
+    done = autotune("db", "restore", saved, "--db", other)
+    for word in (f"API keys that were left out: {key} of ada", "cannot tell", "autotune keys create", "--keys"):
+        assert word in done.err
+    assert autotune("keys", "list", "--db", other, "--json").data["keys"] == []
+    assert "API keys" not in autotune("db", "restore", saved, "--overwrite", "--keys", "--db", other).err
+    assert [each["id"] for each in autotune("keys", "list", "--db", other, "--json").data["keys"]] == [key]
+
+
 def test_restore_into_the_users_own_database(autotune: Command, url: str, tmp_path: Path) -> None:
     autotune("db", "backup", tmp_path / "saved", "--db", url)
     assert autotune("db", "restore", tmp_path / "saved").status == 0

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from scipy.optimize import nnls
 
 from autotune.catalog import cluster_from_shorthand, model
-from autotune.cost.calibrate import fit_compute, fit_links, fit_profile, relative_fit
+from autotune.cost.calibrate import fit_compute, fit_links, fit_profile, probe_core, relative_fit
 from autotune.cost.estimate import estimate
 from autotune.cost.network import ring_steps, ring_traffic
 from autotune.cost.speeds import PLAIN, Gemm, gemm_of
@@ -63,6 +63,7 @@ def layer(
     recompute: Recompute,
     noise: float = 1.0,
     gemm: Gemm = PLAIN,
+    core: float = 1.0,
 ) -> LayerReading:
     """A reading as the formulas make it under `fit`, times `noise`."""
     blank = {
@@ -74,7 +75,7 @@ def layer(
     reading = LayerReading(**blank)
     seconds = [
         noise * (work.kernels * fit.launch_s + work.flops / fit.flops_per_s + work.bytes / (fit.bytes_per_s or np.inf))
-        for work, _ in reading_work(spec, WORK, reading, gemm)
+        for work, _ in reading_work(spec, WORK, reading, gemm, core)
     ]
     names = ("forward_calc_s", "backward_calc_s")
     return reading.model_copy(update=dict(zip(names, seconds, strict=False)))
@@ -187,8 +188,10 @@ def test_an_estimate_is_the_sum_of_the_readings_that_its_profile_would_give(reco
     profile = Profile(cluster_key="c", fingerprint_key="f", compute=made)
     plan = Plan(tp=tp, dp=8 // tp, micro_batch=2, recompute=recompute, sequence_parallel=tp > 1)
 
+    core = probe_core(CLUSTER.device, GPT, WORK)
+
     def seconds(part: LayerPart) -> float:
-        reading = layer(GPT, made, part, tp, 2, recompute, gemm=gemm_of(CLUSTER.device))
+        reading = layer(GPT, made, part, tp, 2, recompute, gemm=gemm_of(CLUSTER.device), core=core)
         return reading.forward_calc_s + reading.backward_calc_s
 
     # An embedding is read as one figure, which `layer` leaves in the forward pass.

@@ -9,7 +9,8 @@ from autotune.cost.estimate import estimate
 from autotune.errors import InputError
 from autotune.specs import Estimate, ModelSpec, Plan, Workload
 
-DEEPSEEK = model("deepseek-v3")
+DEEPSEEK = ModelSpec.from_data(model("deepseek-v3").to_data() | {"expert_nodes": 0})
+"""Without its routing limit."""
 WORK = Workload(seq_len=4096, global_batch=1024)
 CLUSTER = cluster_from_shorthand("h100-80gb-sxm:64x8")
 WIDE = Plan(pp=16, dp=32, ep=32, zero_stage=1)

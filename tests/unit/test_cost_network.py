@@ -7,9 +7,10 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from autotune.catalog import cluster_from_shorthand
 from autotune.cost.framework import TORCH
 from autotune.cost.network import UNREAD, Network, geometry, ring_of, ring_steps, ring_traffic
-from autotune.errors import MissingMeasurementError
+from autotune.errors import InputError, MissingMeasurementError
 from autotune.specs import ClusterSpec, CollectiveOp, Link, LinkFit, Profile
 
 # What groups reach of the link inside a node, bytes a second, nobody having read it: 0.8 * (1 - 0.45 / size) * 300e9,
@@ -239,3 +240,39 @@ def test_long_steps_between_nodes_delay_the_host() -> None:
     assert Network(cluster(2, 8), read, seen).host_delay_s == pytest.approx(0.24e-3)
     assert Network(cluster(2, 8), read).host_delay_s == 0.0
     assert Network(cluster(2, 8), framework=seen).host_delay_s == 0.0
+
+
+def test_the_link_of_a_rack_carries_what_stays_in_it() -> None:
+    """Hosts of 4 in a rack of 64 cost what nodes of 64 do; without the rack they are 16 nodes on their NICs."""
+    hosts, rack = cluster_from_shorthand("gb200:32x4"), cluster_from_shorthand("gb200:2x64")
+    apart = hosts.model_copy(update={"gpus_per_domain": None})
+    for group in (
+        (CollectiveOp.ALL_TO_ALL, 64, 1),
+        (CollectiveOp.ALL_REDUCE, 2, 64),
+        (CollectiveOp.ALL_REDUCE, 128, 1),
+    ):
+        assert Network(hosts).cost(*group) == Network(rack).cost(*group)
+    inside = CollectiveOp.ALL_TO_ALL, 64, 1
+    assert Network(apart).cost(*inside).s_per_byte > 10 * Network(hosts).cost(*inside).s_per_byte
+
+
+@pytest.mark.parametrize(
+    ("changes", "complaint"),
+    [
+        ({"gpus_per_domain": 6}, "multiple of gpus_per_node"),
+        ({"nodes_per_pod": 2}, "come together"),
+        ({"spine": {"name": "leaf-spine", "bytes_per_s": 1e10}}, "come together"),
+        ({"rails": True, "nics_per_node": 1}, "rails need several NICs"),
+    ],
+)
+def test_levels_of_a_network_that_do_not_go_together_are_refused(changes: dict[str, object], complaint: str) -> None:
+    data = cluster_from_shorthand("gb200:32x4").to_data()
+    with pytest.raises(InputError, match=complaint):
+        ClusterSpec.from_data(data | changes)
+
+
+def test_clusters_of_before_these_levels_were_known_keep_their_key() -> None:
+    cluster = cluster_from_shorthand("h100-80gb-sxm:4x8")
+    later = frozenset({"node_cores", "gpus_per_domain", "nodes_per_pod", "spine", "rails"})
+    assert cluster.key == cluster.digest(without=frozenset({"name"}) | later)
+    assert ClusterSpec.from_data(cluster.to_data() | {"rails": True}).key != cluster.key

@@ -136,3 +136,10 @@ def test_the_default_batch_has_legal_plans_on_any_number_of_devices(nodes: int) 
     workload = read_workload(spec, cluster, seq_len=None, global_batch=None, dtype=None)
     assert workload.global_batch % nodes == 0
     assert rank(spec, cluster, workload).fitting > 0
+
+
+def test_what_an_error_repeats_is_shown_and_not_obeyed() -> None:
+    with pytest.raises(InputError) as error:
+        Workload.from_data({"seq_len": 1, "global_batch": 1, "a\x9b31m\u202eb": 1}, "work\nload")
+    assert "a\\x9b31m\\u202eb" in str(error.value)
+    assert str(error.value).isprintable()

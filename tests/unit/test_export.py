@@ -236,6 +236,7 @@ INTERLEAVED = {"pp": 2, "dp": 8, "vpp": 2, "schedule": Schedule.INTERLEAVED}
         ("torchtitan", Plan(dp=16, zero_stage=2, recompute=SELECTIVE), "selective"),
         ("nanotron", Plan(dp=16, zero_stage=2), "ZeRO-0 and ZeRO-1"),
         ("nanotron", Plan(**INTERLEAVED), "no interleaved"),
+        ("nanotron", Plan(pp=16, micro_batch=32), r"at least pp - 1 \(15\) micro-batches"),
         ("nanotron", Plan(dp=16, recompute=SELECTIVE), "whole layers"),
         ("nanotron", Plan(cp=2, dp=8), "neither context nor expert"),
     ],

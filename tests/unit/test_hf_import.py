@@ -34,9 +34,9 @@ def golden(name: str) -> dict[str, Any]:
     return data
 
 
-def small(model_type: str, /, **changes: object) -> ModelSpec:
+def small(family: str, /, **changes: object) -> ModelSpec:
     """A small config of the family, with changes; a change to ... removes the key."""
-    data = {"model_type": model_type, **SIZES, **FULL_ATTENTION.get(model_type, {}), **changes}
+    data = {"model_type": family, **SIZES, **FULL_ATTENTION.get(family, {}), **changes}
     return from_hf_config({key: value for key, value in data.items() if value is not ...}, "small")
 
 
@@ -58,10 +58,17 @@ def test_a_released_config_is_the_preset(file: str, preset: str) -> None:
     assert from_hf_config(golden(file), "x").key == model(preset).key
 
 
-def test_deepseek_v3_is_the_preset_once_its_quantization_is_left_out() -> None:
-    data = golden("deepseek-v3")
-    del data["quantization_config"]
-    assert from_hf_config(data, "x").key == model("deepseek-v3").key
+def test_deepseek_v3_is_the_preset_though_it_is_published_in_fp8() -> None:
+    found = from_hf_config(golden("deepseek-v3"), "x")
+    assert (found.key, found.expert_nodes) == (model("deepseek-v3").key, 4)
+    assert found.source.endswith("published in fp8, trained in the workload's dtype")
+
+
+def test_routing_is_limited_to_nodes_only_where_fewer_groups_than_there_are_take_a_token() -> None:
+    groups = {"n_group": 8, "topk_group": 3}
+    assert small("deepseek_v2", **EXPERTS, **groups, topk_method="group_limited_greedy").expert_nodes == 3
+    assert small("deepseek_v2", **EXPERTS, **groups, topk_method="greedy").expert_nodes == 0
+    assert small("deepseek_v2", **EXPERTS, n_group=1, topk_group=1).expert_nodes == 0
 
 
 @pytest.mark.parametrize(
@@ -158,11 +165,102 @@ def test_llama_with_biases_everywhere_is_understood() -> None:
         {"torch_dtype": "bfloat16"},
         {"auto_map": {"AutoConfig": "x.Y"}},
         {"some_new_switch": False},
+        {"some_new_size": 0},
+        {"mlp_only_layers": []},
+        {"is_llama_config": True, "rope_interleaved": True},
+        {"attention_probs_dropout_prob": 0.1, "hidden_dropout_prob": 0.1},
+        {"n_special": 0, "predict_special_tokens": True, "output_past": True, "_num_labels": 1},
+        {"max_sequence_length": 2048},
+        {"unsloth_fixed": True, "unsloth_version": "2025.3.19"},
+        {"use_flashattn": True},
+        {"attn_logit_softcapping": 50.0},
+        {"boi_token_id": 3, "image_token_index": 4},
+        {"quantization_config": {"quant_method": "fp8"}},
         {"some_new_size": None},
     ],
 )
 def test_keys_that_change_no_shape_are_accepted(harmless: dict[str, object]) -> None:
     assert small("llama", **harmless).key == small("llama").key
+
+
+def test_a_key_that_is_not_known_and_names_no_shape_is_told() -> None:
+    assert small("llama", trained_by="us", fast=True).source == (
+        "Hugging Face config, llama; not known and taken as harmless: trained_by, fast"
+    )
+
+
+# Parameters of the released weights, in billions as their model cards give them.
+@pytest.mark.parametrize(
+    ("changes", "billions"),
+    [
+        (
+            {
+                "hidden_size": 576,
+                "num_hidden_layers": 30,
+                "num_attention_heads": 9,
+                "num_key_value_heads": 3,
+                "vocab_size": 49152,
+                "intermediate_size": 1536,
+                "tie_word_embeddings": True,
+                "is_llama_config": True,
+            },
+            0.135,
+        ),  # SmolLM2-135M
+        (
+            {
+                "model_type": "gpt_neox",
+                "hidden_size": 6144,
+                "num_hidden_layers": 44,
+                "num_attention_heads": 64,
+                "vocab_size": 50432,
+                "intermediate_size": 24576,
+                "attention_probs_dropout_prob": 0,
+            },
+            20.555,
+        ),  # GPT-NeoX-20B
+        (
+            {
+                "model_type": "qwen3_moe",
+                "hidden_size": 6144,
+                "num_hidden_layers": 62,
+                "num_attention_heads": 96,
+                "head_dim": 128,
+                "num_key_value_heads": 8,
+                "intermediate_size": 8192,
+                "num_experts": 160,
+                "num_experts_per_tok": 8,
+                "vocab_size": 151936,
+                "moe_intermediate_size": 2560,
+                "shared_expert_intermediate_size": 0,
+                "use_qk_norm": True,
+            },
+            480.155,
+        ),  # Qwen3-Coder
+        (
+            {
+                "model_type": "kimi_k2",
+                "architectures": ["DeepseekV3ForCausalLM"],
+                "hidden_size": 7168,
+                "num_hidden_layers": 61,
+                "num_attention_heads": 64,
+                "intermediate_size": 18432,
+                "vocab_size": 163840,
+                "first_k_dense_replace": 1,
+                "n_routed_experts": 384,
+                "num_experts_per_tok": 8,
+                "moe_intermediate_size": 2048,
+                "n_group": 1,
+                "topk_group": 1,
+                "quantization_config": {"quant_method": "fp8"},
+            },
+            1026.408,
+        ),  # Kimi-K2
+    ],
+)
+def test_a_released_config_with_harmless_keys_has_the_released_parameters(
+    changes: dict[str, Any], billions: float
+) -> None:
+    assert round(total_parameters(small("llama", **changes)) / 1e9, 3) == billions
 
 
 @pytest.mark.parametrize("window", [131072, 200_000])
@@ -188,11 +286,15 @@ def test_a_window_that_is_switched_off_is_accepted() -> None:
         ("llama", {"hidden_act": ["silu"]}, "hidden_act"),
         ("llama", {"attention_bias": True}, "attention_bias"),
         ("llama", {"mlp_bias": True}, "attention_bias"),
-        ("llama", {"quantization_config": {"quant_method": "fp8"}}, "quantization_config"),
         ("llama", {"layer_types": ["full_attention", "sliding_attention"]}, "layer_types"),
         ("llama", {"layer_types": "full_attention"}, "layer_types"),
         ("llama", {"is_encoder_decoder": True}, "is_encoder_decoder"),
-        ("llama", {"attn_logit_softcapping": 50.0}, "attn_logit_softcapping"),
+        ("llama", {"moe_layer_freq": 2}, "moe_layer_freq"),
+        ("llama", {"num_experts_per_token": 2}, "num_experts_per_token"),
+        ("llama", {"layers_block_type": ["mamba"]}, "layers_block_type"),
+        ("llama", {"vision_config": {"depth": 2}}, "vision_config"),
+        ("llama", {"use_qk_norm": True}, "use_qk_norm"),
+        ("qwen3_moe", {"shared_expert_intermediate_size": 64}, "shared_expert_intermediate_size"),
         ("llama", {"sliding_window": 4096}, "sliding_window"),
         ("mistral", {"sliding_window": ...}, "sliding_window"),
         ("mistral", {"sliding_window": 4096, "max_position_embeddings": 32768}, "sliding_window"),
@@ -214,9 +316,7 @@ def test_what_is_not_understood_is_refused_by_name(model_type: str, changes: dic
     assert error.value.what == f"config.json: {key}"
 
 
-@pytest.mark.parametrize(
-    "changes", [{"add_cross_attention": True}, {"reorder_and_upcast_attn": True}, {"activation_function": "tanhshrink"}]
-)
+@pytest.mark.parametrize("changes", [{"add_cross_attention": True}, {"activation_function": "tanhshrink"}])
 def test_what_gpt2_may_not_be_is_refused_by_name(changes: dict[str, object]) -> None:
     with pytest.raises(UnsupportedModelError, match=next(iter(changes))):
         from_hf_config(GPT2 | changes, "x")

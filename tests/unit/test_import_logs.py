@@ -142,6 +142,165 @@ def test_out_of_memory_is_a_result() -> None:
     assert run.failure.message.startswith("torch.OutOfMemoryError: CUDA out of memory")
 
 
+@pytest.mark.parametrize(
+    "tail",
+    [
+        "RuntimeError: CUDA error: out of memory\n",
+        "node1:47604:53083 [0] include/alloc.h:103 NCCL WARN Cuda failure 2 'out of memory'\n",
+        "node1:47604:53083 [0] NCCL WARN Cuda failure 'out of memory'\n",
+        "RuntimeError: CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`\n",
+        "torch.OutOfMemoryError: HIP out of memory. Tried to allocate 2.00 GiB.\n",
+        "RuntimeError: HIP error: out of memory\n",
+        "RuntimeError: NPU out of memory. Tried to allocate 1.00 GiB\n",
+        "XlaRuntimeError: RESOURCE_EXHAUSTED: Out of memory while trying to allocate 1 bytes.\n",
+    ],
+)
+def test_memory_that_ran_out_in_other_words_is_the_same_result(tail: str) -> None:
+    (run,) = megatron(import_logs.megatron(tail=tail)).runs
+    assert run.failure is not None
+    assert (run.failure.kind, run.failure.message) == (FailureKind.OOM, tail.strip())
+
+
+@pytest.mark.parametrize(
+    "label",
+    [
+        " 0: ", "12: ", "[default0]:", "[rank3]: ", "[1,0]<stdout>:", "[prterun-node-0-12345@1,0]<stdout>: ",
+        "(head, rank=0, pid=21170) ", "(RayTrainWorker pid=912, ip=10.0.0.7) ", "2024-05-08T12:00:00.123456789Z ",
+        "[pod/train-0/pytorch] ", "trainer-1  | ", "worker-0: ", "10.0.0.7: ", "stdout: ", "worker-0:  3: ",
+    ],
+)  # fmt: skip
+def test_labels_of_launchers_are_taken_off(label: str) -> None:
+    text = import_logs.megatron()
+    labelled = "".join(label + line + "\n" for line in text.splitlines())
+    assert megatron(labelled).runs == megatron(text).runs
+
+
+@pytest.mark.parametrize(
+    ("changes", "what"),
+    [
+        ({"recompute_granularity": "full", "recompute_method": "block", "recompute_num_layers": 5}, "recompute_num"),
+        ({"recompute_granularity": "full", "recompute_method": "uniform", "recompute_num_layers": 4}, "recompute_num"),
+        ({"recompute_modules": "['moe_act', 'layernorm']"}, "recompute_modules"),
+        ({"optimizer_cpu_offload": True}, "optimizer_cpu_offload"),
+        ({"decoder_first_pipeline_num_layers": 10}, "decoder_first_pipeline_num_layers"),
+        ({"account_for_loss_in_pipeline_split": True}, "account_for_loss"),
+        ({"num_distributed_optimizer_instances": 2}, "num_distributed_optimizer_instances"),
+        ({"enable_zero_bubble": True}, "zero-bubble"),
+        ({"use_precision_aware_optimizer": True, "exp_avg_dtype": "torch.bfloat16"}, "exp_avg_dtype"),
+        ({"context_parallel_size": 2, "data_parallel_size": 1, "cp_comm_type": "['a2a']"}, "Ulysses"),
+    ],
+)
+def test_arguments_that_make_another_plan_are_refused_by_name(changes: dict[str, object], what: str) -> None:
+    with pytest.raises(InputError, match=what):
+        megatron(import_logs.megatron(**changes))
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"recompute_granularity": "full", "recompute_method": "block", "recompute_num_layers": 16},
+        {"recompute_granularity": "full", "recompute_method": "uniform", "recompute_num_layers": 1},
+    ],
+)
+def test_all_layers_of_a_stage_are_full_recomputation(changes: dict[str, object]) -> None:
+    assert megatron(import_logs.megatron(**changes)).runs[0].plan.recompute is Recompute.FULL
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"recompute_modules": "['core_attn']"}, {"optimizer_cpu_offload": False, "cpu_offloading": False},
+        {"num_distributed_optimizer_instances": 1, "cp_comm_type": "['p2p']"},
+        {"decoder_first_pipeline_num_layers": None, "account_for_loss_in_pipeline_split": False},
+        {"use_precision_aware_optimizer": False, "exp_avg_dtype": "torch.bfloat16"},
+    ],
+)  # fmt: skip
+def test_arguments_that_are_off_change_nothing(changes: dict[str, object]) -> None:
+    plain = megatron(import_logs.megatron())
+    found = megatron(import_logs.megatron(**changes))
+    assert (found.runs[0].plan, found.runs[0].workload, found.notes) == (plain.runs[0].plan, plain.runs[0].workload, [])
+
+
+def test_arguments_that_change_the_speed_only_are_told() -> None:
+    (note,) = megatron(import_logs.megatron(tp_comm_overlap=True)).notes
+    assert "tp_comm_overlap (tensor-parallel communication under matrix products)" in note
+
+
+TODAY = [
+    "Building device mesh with parallelism: pp=1, dp_replicate=1, dp_shard=8, cp=1, tp=1, ep=8",
+    "CUDA capacity: NVIDIA H100 80GB HBM3 with 79.10GiB memory",
+    "Model deepseek_v3 16B size: 15,706,484,224 total parameters",
+    "Applied FullAC activation checkpointing to the model",
+    "Trainer is initialized with 16384 tokens per DP rank, 131072 tokens per train step, gradient accumulation steps 1,"
+    " sequence length 4096, total steps 1000 (warmup 200)",
+    "step:  1  loss: 12.0  memory: 73.32GiB(92.70%)  tps: 217",
+    *[f"step: {step}  loss: 11.1  memory: 73.32GiB(92.70%)  tps: 11,600" for step in (10, 20, 30, 40)],
+]
+
+
+def titan(lines: list[str], shorthand: str = "h100-80gb-sxm:1x8", name: str = "deepseek-v2-lite") -> Imported:
+    text = "".join(f"[rank0]:[titan] 2026-08-01 10:00:00,000 - root - INFO - {line}\n" for line in lines)
+    stated = Stated(cluster=cluster_from_shorthand(shorthand), model=load_model(name))
+    return read_log(Format.TORCHTITAN, "t.log", text, stated)
+
+
+def test_torchtitan_as_it_prints_today_states_everything() -> None:
+    (run,) = titan(TODAY).runs
+    assert run.plan == Plan(dp=8, ep=8, micro_batch=4, zero_stage=3, recompute=Recompute.FULL)
+    assert (run.workload.seq_len, run.workload.global_batch, run.tokens_per_s_per_gpu) == (4096, 32, 11_600.0)
+
+
+def test_torchtitans_shards_within_a_part_of_dp_are_refused() -> None:
+    lines = [line.replace("dp_replicate=1, dp_shard=8", "dp_replicate=2, dp_shard=4") for line in TODAY]
+    with pytest.raises(InputError, match=r"HSDP.*dp_replicate 2 x dp_shard 4"):
+        titan(lines)
+
+
+@pytest.mark.parametrize(
+    ("gpu", "shorthand", "message"),
+    [
+        ("CUDA capacity: Tesla T4 with 14.56GiB memory", "h100-80gb-sxm:1x8", r"Tesla T4.*the catalog does not know"),
+        ("CUDA capacity: NVIDIA H800 with 79.10GiB memory", "h100-80gb-sxm:1x8", "this is h800-80gb-sxm"),
+        ("GPU capacity: NVIDIA H100 80GB HBM3 (0) with 94.00GiB memory", "h100-80gb-sxm:1x8", r"94.0 GiB.*79.6 GiB"),
+    ],
+)
+def test_a_log_of_other_gpus_is_refused(gpu: str, shorthand: str, message: str) -> None:
+    with pytest.raises(InputError, match=message):
+        titan([gpu if "capacity" in line else line for line in TODAY], shorthand)
+
+
+def test_a_gpu_that_nobody_knows_is_the_clusters_if_it_has_its_name() -> None:
+    t4 = EIGHT.model_copy(update={"device": EIGHT.device.model_copy(update={"name": "Tesla T4"})})
+    text = import_logs.torchtitan().replace("NVIDIA H100 80GB HBM3", "Tesla T4")
+    assert read_log(Format.TORCHTITAN, "t.log", text, Stated(cluster=t4, model=LLAMA)).runs
+
+
+def test_deepspeed_0_7_is_read_and_the_running_mean_of_before_is_refused() -> None:
+    text = import_logs.deepspeed()
+    older = text.replace("epoch=0/micro_step", "").replace("/global_step=", "/")
+    older = "".join(line.replace("stop] =", "stop] 0/") + "\n" for line in older.splitlines())
+    assert "global_step" not in older
+    assert deepspeed(older).runs[0].tokens_per_s_per_gpu == deepspeed(text).runs[0].tokens_per_s_per_gpu
+    line = "[2022-03-11 02:06:30,985] [INFO] [timer.py:189:stop] 0/100, SamplesPerSec=83.5, MemAllocated=0.26GB\n"
+    with pytest.raises(InputError, match=r"line 1, SamplesPerSec.*'83.5'.*DeepSpeed before 0.7"):
+        deepspeed(line + text)
+
+
+@pytest.mark.parametrize(
+    ("entry", "what"),
+    [
+        ("stage=3 offload_optimizer=DeepSpeedZeroOffloadOptimizerConfig(device='cpu', nvme_path=None)", "offload"),
+        ("{'stage': 3, 'zero_hpz_partition_size': 8}", "zero_hpz_partition_size"),
+        ("stage=3 mics_shard_size=8", "mics_shard_size"),
+    ],
+)
+def test_deepspeeds_states_elsewhere_than_a_plan_says_are_refused(entry: str, what: str) -> None:
+    with pytest.raises(InputError, match=what):
+        deepspeed(import_logs.deepspeed(zero_config=entry))
+    plain = "stage=3 offload_optimizer=None zero_hpz_partition_size=1 mics_shard_size=-1 cpu_offload=None"
+    assert deepspeed(import_logs.deepspeed(zero_config=plain)).runs
+
+
 def test_a_log_cut_in_a_line_gives_its_complete_steps_and_says_so() -> None:
     whole = import_logs.megatron()
     found = megatron(whole[:-180])

@@ -35,6 +35,28 @@ def test_a_sweep_becomes_readings_of_its_layout() -> None:
     assert nccl(import_logs.nccl_tests().replace("_perf", "_perf_mpi")).readings[0].reading == readings[0]
 
 
+def test_spaces_and_labels_before_and_in_a_line_of_a_rank_change_nothing() -> None:
+    text = import_logs.nccl_tests()
+    expected = nccl(text).readings
+    assert nccl(text.replace(" device", "  device")).readings == expected
+    assert nccl("".join(f" 0: {line}\n" for line in text.splitlines())).readings == expected
+
+
+def test_a_label_or_a_line_of_a_rank_that_is_not_understood_is_named() -> None:
+    text = import_logs.nccl_tests()
+    with pytest.raises(InputError, match=r"line 5, label.*'<<0>> '.*take it off"):
+        nccl("".join(f"<<0>> {line}\n" for line in text.splitlines()))
+    with pytest.raises(InputError, match=r"line 5, rank.*must be .#  Rank N"):
+        nccl(text.replace(" device ", " dev "))
+
+
+def test_ranks_on_other_gpus_than_the_clusters_are_refused() -> None:
+    text = import_logs.nccl_tests()
+    for name, allowed in (("NVIDIA H800", "this is h800-80gb-sxm"), ("NVIDIA Z900", "the catalog does not know")):
+        with pytest.raises(InputError, match=allowed):
+            nccl(text.replace("NVIDIA H100 80GB HBM3", name))
+
+
 @pytest.mark.parametrize(
     ("test", "op"),
     [

@@ -14,7 +14,8 @@ from benchmarks.rooms import PICTURE, ROOT, imports, picture, reduced, room_of, 
 BASE = {"errors", "specs"}
 ALLOWED: dict[str, set[str]] = {
     "errors": set(),
-    "specs": {"errors"},
+    "shown": {"errors"},
+    "specs": {"errors", "shown"},
     "settings": {"errors"},
     "catalog": BASE,
     "cost": BASE,
@@ -36,7 +37,7 @@ ALLOWED: dict[str, set[str]] = {
 BELOW_THE_DOORS = set(ALLOWED)
 ALLOWED |= {
     "wiring": BELOW_THE_DOORS - {"client"},
-    "workers": BASE | {"settings", "ports", "fleet", "regression", "queue", "wiring"},
+    "workers": BASE | {"shown", "settings", "ports", "fleet", "regression", "queue", "wiring"},
     "api": BELOW_THE_DOORS - {"probes", "storage", "queue", "client"} | {"wiring"},
     "cli": BELOW_THE_DOORS | {"wiring", "workers", "api"},
 }

@@ -124,6 +124,28 @@ def test_a_tuning_without_a_measurement_leaves_nothing(store: SqlStore) -> None:
     assert store.best_page() == []
 
 
+def test_one_lucky_run_does_not_outlive_what_was_measured_after_it(store: SqlStore) -> None:
+    store.put_fingerprint(FINGERPRINT)
+    for name, runs in (("one", [(FAST, 210.0)]), ("two", [(FAST, 166.0), (SLOW, 180.0)]), ("three", [(FAST, 197.0)])):
+        store.create_tuning(tuning(name))
+        for number, (plan, speed) in enumerate(runs):
+            running = trial(number, name, plan)
+            store.start_trial(running)
+            store.finish_trial(
+                running.id, reading=step_reading(speed), failure=None, outcome_gpu_s=1.0, setup_s=0.1,
+                fingerprint_key=FINGERPRINT.key,
+            )  # fmt: skip
+        entry = remember(store, tuning(name))
+    assert entry is not None
+    assert (entry.plan, entry.repeats) == (FAST, 3)
+    assert entry.tokens_per_s_per_gpu == pytest.approx((210 + 166 + 197) / 3)
+    low, high = entry.interval
+    assert low < 166.0  # Student's of three runs
+    assert high > 210.0
+    assert best_known(store, MODEL, CLUSTER, WORKLOAD).known == entry
+    assert remember(store, tuning("one")) == entry  # whichever tuning is remembered again
+
+
 def test_what_was_measured_for_the_question_is_the_answer(store: SqlStore) -> None:
     tuned(store)
     entry = remember(store, tuning())

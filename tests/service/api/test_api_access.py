@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from datetime import UTC, datetime, timedelta
 
-from api_server import ON_BOTH, Api, StartApi, assert_problem
+import pytest
+from api_server import ON_BOTH, TINY, Api, StartApi, assert_problem
 from fastapi.routing import APIRoute
 
 from autotune.api.access import ROLES
@@ -96,9 +97,29 @@ def test_a_secret_is_shown_once_and_stored_nowhere(api: Api) -> None:
     assert_problem(again, 409, "conflict", "guest")
 
 
-def test_without_any_key_this_machine_is_an_admin(start_api: StartApi) -> None:
+@pytest.mark.parametrize("open_locally", [False, True])
+def test_the_first_key_never_comes_over_the_network(start_api: StartApi, open_locally: bool) -> None:
+    """Nor does anything else that is an admin's; what a proxy passes on may look as if this machine asked."""
+    api = start_api(open_locally=open_locally)
+    for route in (each for each in ROUTES if ROLES[each] is Role.ADMIN):
+        body = {"json": {"name": "me", "role": "admin"}} if route.startswith("POST") else {}
+        refused = api.request(route.split()[0], path_of(route), None, **body)
+        assert_problem(refused, 403 if open_locally else 401, "forbidden" if open_locally else "unauthorized")
+    assert api.store.keys() == []
+    assert api.request("GET", "/tunings", None).status_code == (200 if open_locally else 401)
+
+
+def test_a_machine_that_is_open_stays_so_when_there_are_keys(start_api: StartApi) -> None:
     api = start_api(open_locally=True)
-    assert api.request("GET", "/keys", None).json() == {"keys": [], "next": None}
+    path = api.request("POST", "/tunings", None, json=TINY).headers["location"]
+    assert api.request("GET", "/keys").status_code == 200
+    assert api.request("DELETE", path, None).json()["state"] == "cancelled"
+    assert api.store.tuning(path.rpartition("/")[2]).principal == "local"
+
+
+def test_nobody_gets_a_key_of_the_name_of_those_without_one(api: Api) -> None:
+    refused = api.request("POST", "/keys", json={"name": "local", "role": "submit"})
+    assert_problem(refused, 422, "input", "name", "local")
 
 
 def test_what_comes_through_a_proxy_or_another_name_needs_a_key(start_api: StartApi) -> None:
@@ -108,24 +129,15 @@ def test_what_comes_through_a_proxy_or_another_name_needs_a_key(start_api: Start
 
 
 def test_a_key_that_nobody_knows_is_refused_where_none_is_needed(start_api: StartApi) -> None:
-    refused = start_api(open_locally=True).request("GET", "/keys", None, headers={"Authorization": "Bearer x"})
+    refused = start_api(open_locally=True).request("GET", "/tunings", None, headers={"Authorization": "Bearer x"})
     assert_problem(refused, 401, "unauthorized")
-
-
-def test_the_first_key_ends_the_time_without_keys_for_good(start_api: StartApi) -> None:
-    api = start_api(open_locally=True)
-    made = api.request("POST", "/keys", None, json={"name": "me", "role": "admin"}).json()
-    assert_problem(api.request("GET", "/keys", None), 401, "unauthorized")
-    shown = {"Authorization": f"Bearer {made['secret']}"}
-    assert api.request("DELETE", f"/keys/{made['key']['id']}", None, headers=shown).status_code == 200
-    assert_problem(api.request("GET", "/keys", None), 401, "unauthorized")
 
 
 def test_a_page_in_a_browser_on_this_machine_is_nobody(start_api: StartApi) -> None:
     api = start_api(open_locally=True)
-    assert api.request("POST", "/nodes/a/release", None).status_code == 200
+    assert api.request("POST", "/tunings", None, json=TINY).status_code == 201
     for headers in ({"Origin": "http://elsewhere.example"}, {"Origin": "null"}, {"Sec-Fetch-Site": "cross-site"}):
-        refused = api.request("POST", "/nodes/a/release", None, headers=headers)
+        refused = api.request("POST", "/tunings", None, headers=headers, json=TINY)
         assert_problem(refused, 401, "unauthorized")
 
 

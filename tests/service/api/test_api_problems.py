@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from concurrent.futures import FIRST_COMPLETED, ThreadPoolExecutor, wait
+from urllib.parse import quote
 
 import httpx
 import pytest
@@ -14,6 +15,7 @@ from sqlalchemy import create_engine, text
 from autotune.api.server import MAX_BODY_BYTES
 from autotune.api.sharing import MAX_WAITING, one_at_a_time
 from autotune.specs import Role
+from storage import SqlStore
 
 JSON = {"content-type": "application/json"}
 
@@ -55,6 +57,25 @@ def test_a_body_that_is_no_request(api: Api) -> None:
     plain = api.request("POST", "/tunings", content=json.dumps(TINY), headers={"content-type": "text/plain"})
     assert_problem(plain, 415, "unsupported-media-type", "Content-Type")
     assert plain.headers["accept"] == "application/json"
+
+
+def test_what_a_terminal_obeys_is_in_no_name(api: Api, store: SqlStore) -> None:
+    model, cluster = (api.request("GET", path).json() for path in ("/models/tiny", "/clusters/pair"))
+    for hidden in ("a\x9b2Jb", "a\nb", "a\x85b", "a\u202eb", "a\u2028b"):
+        for path, body in (
+            ("/models", model | {"name": hidden}),
+            ("/clusters", cluster | {"name": hidden}),
+            ("/clusters", cluster | {"name": "mine", "inter": cluster["inter"] | {"name": hidden}}),
+            ("/keys", {"name": hidden, "role": "read"}),
+            ("/nodes/a/quarantine", {"reason": hidden}),
+            ("/tunings", TINY | {"model": model | {"name": hidden}}),
+            ("/tunings", TINY | {"cluster": hidden}),
+        ):
+            assert_problem(api.request("POST", path, json=body), 422, "input")
+        for path in (f"/models/{quote(hidden)}", f"/nodes?pool={quote(hidden)}", f"/tunings?principal={quote(hidden)}"):
+            assert api.request("GET", path).status_code == (404 if "/models/a%0Ab" in path else 422)
+    assert (store.models(), [each.name for each in store.clusters()]) == ([], ["pair"])
+    assert store.node("a").reason == ""
 
 
 def test_a_large_body_is_refused_however_it_comes(api: Api) -> None:

@@ -50,6 +50,8 @@ from autotune.specs import NodeState, Role
 from autotune.wiring import open_fleet, open_queue
 from storage import SqlStore
 
+OPEN = "--open-to-this-machine"
+
 
 @contextmanager
 def served(
@@ -99,7 +101,7 @@ def test_a_server_is_used_with_a_key_of_the_command_line(
 
 @ON_BOTH
 def test_a_killed_server_loses_nothing_that_it_answered(store: SqlStore, url: str, broker: RedisServer) -> None:
-    with served(url, broker) as (process, address), httpx.Client(base_url=address, verify=False) as client:
+    with served(url, broker, OPEN) as (process, address), httpx.Client(base_url=address, verify=False) as client:
         made = [client.post("/tunings", json=TINY | {"seed": seed}).json()["tuning"] for seed in range(3)]
         process.kill()
         process.wait()
@@ -120,12 +122,17 @@ def test_nobody_waits_for_a_broker_that_is_silent(
                 wait_for("the message", lambda: broker.client.llen(TUNER_QUEUE) == 1)
 
 
-@pytest.mark.parametrize("host", ["0.0.0.0", "::", "192.0.2.1"])
-def test_without_a_key_only_this_machine_is_served(url: str, autotune: Command, host: str) -> None:
-    done = autotune("serve", "--host", host, "--db", url)
-    assert done.status == 2
-    for word in ("--host", host, "127.0.0.1", "autotune keys create"):
-        assert word in done.err
+def test_nobody_is_served_before_there_is_a_key_but_this_machine_by_name(url: str, autotune: Command) -> None:
+    for host in ("127.0.0.1", "0.0.0.0"):
+        done = autotune("serve", "--host", host, "--db", url)
+        assert done.status == 2
+        for word in ("API key", "autotune keys create NAME --role admin", OPEN):
+            assert word in done.err
+    for host in ("0.0.0.0", "::", "192.0.2.1"):
+        done = autotune("serve", "--host", host, "--db", url, OPEN)
+        assert done.status == 2
+        for word in ("--host", host, "127.0.0.1", OPEN):
+            assert word in done.err
 
 
 @pytest.mark.parametrize(
@@ -183,7 +190,10 @@ def test_a_broker_that_is_away_is_said_once_and_requests_are_served(url: str) ->
     said: list[str] = []
     with redis_server() as broker:
         broker.stop()
-        with served(url, broker, said=said) as (_, address), httpx.Client(base_url=address, verify=False) as client:
+        with (
+            served(url, broker, OPEN, said=said) as (_, address),
+            httpx.Client(base_url=address, verify=False) as client,
+        ):
             told = client.get("/healthz").json()
     assert [line for line in said if "broker" in line] == [
         f"Warning: the broker {broker.url} does not answer. Requests are stored; workers get them once it is back.\n"

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from api_server import ON_BOTH, TINY, Api, StartApi, assert_problem
 from commands import Command
-from fleet_records import fleet_tuning, live_tuning
-from store_records import FAILURE, FINGERPRINT, MODEL, step_reading, trial, tuning
+from crew import wait_for
+from fleet_records import fleet_tuning, live_tuning, node
+from store_records import CLUSTER, FAILURE, FINGERPRINT, MODEL, step_reading, trial, tuning
 
 from autotune.api.answers import BestAnswer, Submitted, TrialPage, TuningAnswer, TuningPage
 from autotune.api.known_answers import KnownAnswer, KnownPage
+from autotune.fleet.keys import create_key
 from autotune.knowledge.recording import remember
 from autotune.specs import Plan, Role, TuningState
 from storage import SqlStore
@@ -63,10 +65,60 @@ def test_a_model_that_somebody_else_stored_meanwhile_is_the_one_that_is_tuned(ap
     assert submitted(api, model="mine").request.model == first
     store.put_model(second)  # by another server
     assert submitted(api, model="mine", seed=1).request.model == second
-    assert submitted(api, model=first.to_data(), seed=2).request.model == first
-    assert store.model("mine") == first
-    assert submitted(api, model="mine", seed=3).request.model == first
-    assert store.model("mine") == first
+
+
+def test_a_request_changes_what_no_name_stands_for(api: Api, store: SqlStore) -> None:
+    mine, other, new = (
+        MODEL.model_copy(update={"name": name, "layers": layers})
+        for name, layers in (("mine", 2), ("mine", 4), ("new", 2))
+    )
+    store.put_model(mine)
+    for seed, model in enumerate((other, new)):
+        assert submitted(api, model=model.to_data(), seed=seed).request.model == model
+    assert submitted(api, cluster=CLUSTER.model_copy(update={"nodes": 1}).to_data()).request.cluster.nodes == 1
+    assert list(store.models()) == [mine]
+    assert list(store.clusters()) == [CLUSTER]
+
+
+@ON_BOTH
+def test_a_name_belongs_to_who_stored_it(api: Api, store: SqlStore) -> None:
+    ada = {"Authorization": f"Bearer {create_key(store, 'ada', 'submit').secret}"}
+    for path, spec, field in (("/models", MODEL, "layers"), ("/clusters", CLUSTER, "nodes")):
+        first, second = (spec.model_copy(update={"name": "mine", field: count}).to_data() for count in (2, 4))
+        for body in (second, first):
+            assert api.request("POST", path, None, headers=ada, json=body).status_code == 201
+        refused = api.request("POST", path, Role.SUBMIT, json=second)
+        assert_problem(refused, 409, "conflict", "'mine' belongs to ada", "another name")
+        assert api.request("GET", f"{path}/mine").json() == first
+        assert api.request("POST", path, Role.ADMIN, json=second).status_code == 201
+        assert_problem(api.request("POST", path, None, headers=ada, json=first), 409, "conflict", "belongs to admin")
+        assert api.request("GET", f"{path}/mine").json() == second
+    store.put_model(MODEL.model_copy(update={"name": "ours"}))
+    refused = api.request("POST", "/models", Role.SUBMIT, json=MODEL.to_data() | {"name": "ours"})
+    assert_problem(refused, 409, "conflict", "belongs to whoever operates this service")
+
+
+def test_a_preset_is_no_other_model(api: Api) -> None:
+    preset = api.request("GET", "/models/tiny").json()
+    for name in ("tiny", "TINY"):
+        other = preset | {"name": name, "layers": preset["layers"] * 2}
+        assert_problem(api.request("POST", "/models", json=other), 422, "input", "name", "preset")
+        refused = api.request("POST", "/tunings", json=TINY | {"model": other})
+        assert_problem(refused, 422, "input", "model.name", "preset")
+    assert submitted(api, model=preset).created
+
+
+def test_a_pool_is_the_admins_and_gives_the_nodes_that_it_has(api: Api, store: SqlStore) -> None:
+    larger = CLUSTER.model_copy(update={"nodes": 64}).to_data()
+    assert_problem(api.request("POST", "/clusters", Role.SUBMIT, json=larger), 409, "conflict", "pair", "an admin")
+    assert submitted(api).request.cluster.nodes == 2
+    assert api.request("POST", "/clusters", Role.ADMIN, json=larger).status_code == 201
+    wait_for("the names of a moment ago", lambda: api.request("POST", "/tunings", json=TINY).status_code == 422)
+    for asked in (TINY, TINY | {"nodes": 3}, TINY | {"cluster": larger}):
+        assert_problem(api.request("POST", "/tunings", json=asked), 422, "input", "nodes", "2 at most", "pair")
+    assert submitted(api, nodes=2, seed=1).request.cluster.nodes == 2
+    store.register_node(node("c"))
+    assert submitted(api, nodes=3, workload={"seq_len": 64, "global_batch": 24}).request.cluster.nodes == 3
 
 
 def test_a_request_too_large_to_be_kept_is_judged_like_others(api: Api) -> None:
@@ -179,7 +231,7 @@ def test_who_did_not_ask_is_told_who_did(api: Api) -> None:
     assert api.request("DELETE", path, Role.SUBMIT).json()["state"] == "cancelled"
 
 
-def test_an_admin_takes_back_what_was_asked_for_before_there_was_a_key(start_api: StartApi) -> None:
+def test_an_admin_takes_back_what_was_asked_for_without_a_key(start_api: StartApi) -> None:
     api = start_api(open_locally=True)
     anonymous = api.request("POST", "/tunings", None, json=TINY).headers["location"]
     refused = api.request("DELETE", anonymous, Role.SUBMIT)
