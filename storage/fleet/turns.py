@@ -84,18 +84,19 @@ class TurnStore(SessionStore):
         It may be another one, of which there is news as well: principals take turns, the one whose tunings were not
         claimed for the longest time is next; and so do the tunings of one principal.
         """
-        columns = TuningRow.id, TuningRow.principal, TuningRow.advanced_at, TuningRow.created_at
+        columns = TuningRow.id, ASKER.label("asker"), TuningRow.advanced_at, TuningRow.created_at
         told = (TuningRow.id == tuning_id) & _idle()
         with self.asking() as session:
-            due = select(*columns).where(*BEGUN, or_(told, _fresh()), _unclaimed(database_now(session)))
+            due = _asked(*columns).where(*BEGUN, or_(told, _fresh()), _unclaimed(database_now(session)))
             found = session.execute(due).all()
-            if len(found) < 2:
-                return found[0].id if found else None
-            claimed = select(TuningRow.principal, func.max(TuningRow.claimed_at)).where(*BEGUN)
-            last = dict(session.execute(claimed.group_by(TuningRow.principal)).all())
+            if not found:
+                return None
+            last: dict[str, datetime | None] = {}
+            if len(found) > 1:
+                claimed = _asked(ASKER, func.max(TuningRow.claimed_at)).where(*BEGUN).group_by(ASKER)
+                last = dict(session.execute(claimed).all())
         first = min(
-            found,
-            key=lambda row: (last.get(row.principal) or EVER, row.advanced_at or EVER, row.created_at, row.id),
+            found, key=lambda row: (last.get(row.asker) or EVER, row.advanced_at or EVER, row.created_at, row.id)
         )
         return str(first.id)
 

@@ -103,6 +103,17 @@ def test_principals_take_turns_at_the_tuners(store: SqlStore) -> None:
     assert store.next_turn("bobs") == "bobs"  # nothing runs for it
 
 
+def test_a_shared_tuning_may_take_the_turn_of_any_who_wants_it(store: SqlStore) -> None:
+    begin(store, "ada-1", "ada")
+    begin(store, "ada-2", "ada")
+    begin(store, "cleos", "cleo")
+    store.submit_tuning(fleet_tuning("bobs", "bob"), sharing_key="ada-2")
+    claim_and_release(store, "cleos")
+    claim_and_release(store, "ada-1")
+    end = store.next_turn("cleos")
+    assert end == "ada-2"  # bob had no turn yet
+
+
 def test_a_tuning_that_waits_for_nodes_takes_nobodys_turn(store: SqlStore) -> None:
     begin(store, "bobs", "bob")
     claim_and_release(store, "bobs")  # it got no job: no node is there

@@ -57,6 +57,18 @@ def test_the_first_trial_behind_many_tunings_of_somebody_else_comes_after_twice_
     assert found[MANY] <= 2 * found[0] + 1  # what holds the nodes at that moment
 
 
+def test_a_shared_tuning_measures_in_the_name_of_whoever_used_least(store: SqlStore) -> None:
+    world = World(store, pool_cluster(nodes=2, gpus_per_node=1))
+    world.join("a", "b")
+    world.submit(2, budget=SMALL)
+    world.deliver(most=12)
+    shared = world.submit(2, budget=SMALL, seed=1)
+    assert world.submit(2, budget=SMALL, seed=1, principal="bob") == shared
+    world.service.admit()
+    world.service.advance(shared)
+    assert {job.principal for job in store.jobs(tuning_id=shared)} == {"bob"}
+
+
 def test_a_queued_tuning_says_where_it_stands(store: SqlStore) -> None:
     world = World(store, pool_cluster(nodes=2, gpus_per_node=1))
     world.join("a", "b")
