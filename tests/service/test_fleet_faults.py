@@ -360,7 +360,7 @@ def test_a_request_is_checked_before_it_is_stored(world: World) -> None:
         submit(world.cluster.model_copy(update={"name": "attic"}))
     with pytest.raises(InputError, match=r"other hardware \(gpus_per_node differ\)"):
         submit(world.cluster.model_copy(update={"gpus_per_node": 8}))
-    with pytest.raises(InputError, match="pool box has 2"):
+    with pytest.raises(InputError, match="2 at most: so many have registered in pool box"):
         world.submit(3)
     with pytest.raises(InputError, match="no plan is legal"):
         world.submit(2, space=Space(tp=(3,)))
