@@ -21,6 +21,12 @@ ALERT_EMAIL_VARIABLE = "AUTOTUNE_ALERT_EMAIL"
 ALERT_SENDER_VARIABLE = "AUTOTUNE_ALERT_SENDER"
 LEASE_VARIABLE = "AUTOTUNE_LEASE_S"
 MAX_LIVE_VARIABLE = "AUTOTUNE_MAX_LIVE"
+SECRET_VARIABLES = (
+    DATABASE_VARIABLE, BROKER_VARIABLE, API_KEY_VARIABLE, WEBHOOK_VARIABLE, WEBHOOK_SECRET_VARIABLE, SMTP_VARIABLE,
+)  # fmt: skip
+"""Those that hold a password, a key or a token, and can be given as the name of a file by NAME_FILE."""
+
+FILE = "_FILE"
 DEFAULT_BROKER = "redis://127.0.0.1:6379/0"
 # Below, a busy machine would lose what it measures; above, the lease to begin under would not be the longer one.
 MIN_LEASE_S, MAX_LEASE_S = 1.0, 30.0
@@ -93,12 +99,15 @@ def read_settings(environ: Mapping[str, str] | None = None) -> Settings:
     AUTOTUNE_WEBHOOK_SECRET, AUTOTUNE_SMTP_URL, AUTOTUNE_ALERT_EMAIL and AUTOTUNE_ALERT_SENDER say where incidents are
     told. AUTOTUNE_LEASE_S is the time after which a silent node loses its job, by default 15 s; the fleet's other times
     become longer or shorter with it. All its parts must be given the same. AUTOTUNE_MAX_LIVE is how many tunings of one
-    principal in one pool its tuners have under way at a time, by default 8. Creates nothing.
+    principal in one pool its tuners have under way at a time, by default 8. What can hold a secret (SECRET_VARIABLES)
+    may be in a file that NAME_FILE names. Creates nothing.
 
     Raises:
-        InputError: AUTOTUNE_LEASE_S is no time that a lease can have, or AUTOTUNE_MAX_LIVE no such number.
+        InputError: AUTOTUNE_LEASE_S is no time that a lease can have, or AUTOTUNE_MAX_LIVE no such number; or a file of
+            a secret cannot be read, is empty, or is given beside the secret itself.
     """
     environ = os.environ if environ is None else environ
+    environ = {**environ, **{name: _from_file(environ, name) for name in SECRET_VARIABLES if environ.get(name + FILE)}}
     data = _folder(environ, "XDG_DATA_HOME", ".local/share")
     state = _folder(environ, "XDG_STATE_HOME", ".local/state")
     return Settings(
@@ -121,6 +130,20 @@ def database_file(url: str) -> Path | None:
     """The file of a SQLite URL; None for another kind of database."""
     prefix = "sqlite:///"
     return Path(url.removeprefix(prefix)) if url.startswith(prefix) else None
+
+
+def _from_file(environ: Mapping[str, str], name: str) -> str:
+    """A secret from the file that NAME_FILE names, without white space around it. No message repeats the secret."""
+    variable, path = name + FILE, environ[name + FILE]
+    if environ.get(name):
+        raise InputError(variable, path, f"either {name} or {variable}, not both")
+    try:
+        secret = Path(path).read_text(encoding="utf-8").strip()
+    except (OSError, ValueError) as error:
+        raise InputError(variable, path, f"a file of text that can be read ({error})") from None
+    if not secret:
+        raise InputError(variable, path, "a file that is not empty")
+    return secret
 
 
 def _times(lease: str | None) -> FleetTimes:

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Sets up what autotune needs on a Debian- or Ubuntu-like machine. The Makefile calls it.
 #   setup.sh python VENV   the Python environment in VENV, torch included
-#   setup.sh services      PostgreSQL, Redis and iproute2, which the tests run
+#   setup.sh services      PostgreSQL, Redis, iproute2 and openssl, which the tests run
 # System packages are installed only where something is missing, and only as root or through sudo.
 set -euo pipefail
 cd "$(dirname "$0")/.."
@@ -62,6 +62,7 @@ setup_services() {
     local missing=()
     compgen -G '/usr/lib/postgresql/*/bin/initdb' >/dev/null || command -v initdb >/dev/null || missing+=(postgresql)
     command -v redis-server >/dev/null || missing+=(redis-server)
+    command -v openssl >/dev/null || missing+=(openssl)
     PATH="$PATH:/usr/sbin:/sbin" command -v ip >/dev/null || missing+=(iproute2)
     [ ${#missing[@]} -eq 0 ] || install_packages "${missing[@]}"
 }

@@ -21,6 +21,7 @@ import psutil
 
 from autotune.errors import InputError
 from autotune.specs import ClusterSpec, Device, DeviceKind, Link
+from probes.launch.placement import clean_environment
 
 _TORCH_S, _SMI_S = 120.0, 20.0
 MAX_RANKS = 4096
@@ -213,7 +214,9 @@ def _smi(*arguments: str) -> str:
 def _output(command: list[str], timeout_s: float) -> str | None:
     """What a command prints, None if it cannot be run, fails or takes too long."""
     try:
-        answer = subprocess.run(command, capture_output=True, text=True, timeout=timeout_s, check=True)
+        answer = subprocess.run(
+            command, env=clean_environment(), capture_output=True, text=True, timeout=timeout_s, check=True
+        )
     except (OSError, subprocess.SubprocessError):
         return None
     return answer.stdout

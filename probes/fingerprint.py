@@ -15,14 +15,13 @@ import torch
 
 from autotune.specs import Fingerprint
 from probes.context import RankContext
+from probes.launch.placement import SECRET_WORDS
 
 _LIBRARIES = ("numpy", "triton", "flash-attn", "transformer-engine", "apex", "deepspeed", "xformers")
 _SPEED_PREFIXES = (
     "CUBLAS_", "CUDA_", "CUDNN_", "FI_", "GLOO_", "GOMP_", "HIP_", "HSA_", "KMP_", "MALLOC_", "MKL_", "NCCL_",
     "NVIDIA_TF32", "OMP_", "PYTORCH_", "RCCL_", "ROCR_", "TORCH_", "UCX_",
 )  # fmt: skip
-# Variables that could carry a secret are left out, whatever their prefix.
-_SECRET_WORDS = ("TOKEN", "SECRET", "PASSW", "CREDENTIAL", "AUTH", "_KEY", "COOKIE")
 _NVIDIA_SMI_S = 20.0
 
 
@@ -59,7 +58,7 @@ def speed_environment(environment: dict[str, str]) -> dict[str, str]:
     return {
         name: value
         for name, value in sorted(environment.items())
-        if name.startswith(_SPEED_PREFIXES) and not any(word in name for word in _SECRET_WORDS)
+        if name.startswith(_SPEED_PREFIXES) and not any(word in name for word in SECRET_WORDS)
     }
 
 

@@ -38,6 +38,8 @@ def check_model(model: ModelSpec, workload: Workload) -> None:
         raise InputError("model.experts", model.experts, "the probes train dense models only: 0")
     if model.latent_attention is not None:
         raise InputError("model.latent_attention", model.name, "the probes train plain attention only: none")
+    if not model.uniform:
+        raise InputError("model", model.name, "the probes train models whose layers are all full attention and an MLP")
     if workload.dtype is DType.FP8 or workload.grad_dtype is DType.FP8:
         raise InputError("workload.dtype", "fp8", "the probes train in fp32, bf16 and fp16")
     if model.max_positions and workload.seq_len > model.max_positions:

@@ -19,8 +19,11 @@ from uuid import uuid4
 import psycopg
 import redis
 
-USER, PASSWORD = "autotune", "between-us"
+from storage.care.roles import grant_node
+
+USER, NODE_USER, PASSWORD = "autotune", "autotune_node", "between-us"
 START_S = 20.0
+BROKER_USERS = Path(__file__).resolve().parents[1] / "deploy/redis/users.sh"
 SETTINGS = "-c fsync=off -c max_connections=60 -c shared_buffers=16MB"
 
 
@@ -31,15 +34,16 @@ class PostgresServer:
     port: int
     binaries: Path
     directory: Path
+    superuser: str
 
     def restart(self) -> None:
         """Ends it as a crash would, and waits until it answers again."""
         log = self.directory / "log"
         _run([self.binaries / "pg_ctl", "restart", "-w", "-m", "immediate", "-D", self.directory / "data", "-l", log])
 
-    def url(self, database: str = "postgres", *, password: str = PASSWORD) -> str:
-        """The URL of one of its databases."""
-        return f"postgresql://{USER}:{password}@127.0.0.1:{self.port}/{database}"
+    def url(self, database: str = "postgres", *, user: str = "", password: str = PASSWORD) -> str:
+        """The URL of one of its databases, by default as the superuser."""
+        return f"postgresql://{user or self.superuser}:{password}@127.0.0.1:{self.port}/{database}"
 
     def execute(self, statement: str, database: str = "postgres") -> None:
         """Runs one statement outside any transaction."""
@@ -52,6 +56,14 @@ class PostgresServer:
         self.execute(f"CREATE DATABASE {name} TEMPLATE {template}")
         return name
 
+    def node_url(self, database: str) -> str:
+        """The URL of a database of ours for a node worker, whose role is granted its rights there."""
+        with psycopg.connect(self.url(), autocommit=True) as connection:
+            if not connection.execute("SELECT FROM pg_roles WHERE rolname = %s", [NODE_USER]).rowcount:
+                connection.execute(f"CREATE ROLE {NODE_USER} LOGIN PASSWORD '{PASSWORD}'")
+        grant_node(self.url(database), NODE_USER)
+        return self.url(database, user=NODE_USER)
+
 
 def postgres_binaries() -> Path | None:
     """The directory of initdb and pg_ctl: on PATH, or Debian's newest; None if PostgreSQL is not installed."""
@@ -63,7 +75,7 @@ def postgres_binaries() -> Path | None:
 
 
 @contextmanager
-def postgres_server(binaries: Path) -> Iterator[PostgresServer]:
+def postgres_server(binaries: Path, superuser: str = USER) -> Iterator[PostgresServer]:
     """Starts a server on a free port with a data directory of its own; ends it and removes its data."""
     # Not below pytest's directories: those are closed to the user that the server must run as under root.
     directory = Path(tempfile.mkdtemp(prefix="autotune-postgres-"))
@@ -73,14 +85,14 @@ def postgres_server(binaries: Path) -> Iterator[PostgresServer]:
         secret.write_text(PASSWORD)
         for path in (directory, secret):
             _give_away(path)
-        options = ["-U", USER, "-A", "scram-sha-256", f"--pwfile={secret}", "-E", "UTF8", "--locale=C", "-N"]
+        options = ["-U", superuser, "-A", "scram-sha-256", f"--pwfile={secret}", "-E", "UTF8", "--locale=C", "-N"]
         _run([binaries / "initdb", "-D", data, *options])
         port = _free_port()
         settings = f"{SETTINGS} -c port={port} -c listen_addresses=127.0.0.1 -c unix_socket_directories={directory}"
         # Waits until the server answers; its output goes to a file, as the server keeps it open.
         _run([binaries / "pg_ctl", "start", "-w", "-D", data, "-o", settings, "-l", directory / "log"])
         try:
-            yield PostgresServer(port=port, binaries=binaries, directory=directory)
+            yield PostgresServer(port=port, binaries=binaries, directory=directory, superuser=superuser)
         finally:
             _run([binaries / "pg_ctl", "stop", "-w", "-m", "immediate", "-D", data])
     finally:
@@ -88,27 +100,37 @@ def postgres_server(binaries: Path) -> Iterator[PostgresServer]:
 
 
 class RedisServer:
-    """A running server on this machine, without a password and without persistence."""
+    """A running server on this machine without persistence.
+
+    It has the users of a deployed one, and beside them the default one, without a password, for the tests themselves.
+    """
 
     def __init__(self, directory: Path) -> None:
         self._directory = directory
         self.port = _free_port()
+        (directory / "users.acl").write_text(f"{broker_users(directory)}user default on nopass ~* &* +@all\n")
         self._process: subprocess.Popen[bytes] | None = None
         self.start()
 
     @property
     def url(self) -> str:
-        """The URL of its database 0."""
-        return f"redis://127.0.0.1:{self.port}/0"
+        """The URL of its database 0, for API, tuners and beat."""
+        return f"redis://{USER}:{PASSWORD}@127.0.0.1:{self.port}/0"
+
+    @property
+    def node_url(self) -> str:
+        """The URL for a node worker."""
+        return f"redis://{NODE_USER}:{PASSWORD}@127.0.0.1:{self.port}/0"
 
     @property
     def client(self) -> redis.Redis:
-        """A client of its database 0."""
+        """A client of its database 0 that may do everything."""
         return redis.Redis(host="127.0.0.1", port=self.port, protocol=2)
 
     def start(self) -> None:
         """Starts it, empty, and waits until it answers."""
         options = ["--port", str(self.port), "--bind", "127.0.0.1", "--save", "", "--appendonly", "no"]
+        options += ["--aclfile", str(self._directory / "users.acl")]
         command = ["redis-server", *options, "--dir", str(self._directory), "--logfile", "redis.log"]
         self._process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL)
         deadline = time.monotonic() + START_S
@@ -138,6 +160,15 @@ class RedisServer:
             self._process.kill()
             self._process.wait()
             self._process = None
+
+
+def broker_users(folder: Path) -> str:
+    """The users of a deployed Redis, but for the default one, which is off there."""
+    (folder / "password").write_text(PASSWORD)
+    files = dict.fromkeys(("BROKER_PASSWORD_FILE", "NODE_PASSWORD_FILE"), str(folder / "password"))
+    words = ["sh", BROKER_USERS]
+    printed = subprocess.run(words, env=os.environ | files, capture_output=True, text=True, check=True).stdout
+    return printed.replace("user default off\n", "")
 
 
 @contextmanager

@@ -22,7 +22,7 @@ _HARMLESS = frozenset(
     original_max_position_embeddings initial_context_length n_special output_past predict_special_tokens
     scale_attn_weights reorder_and_upcast_attn pretraining_tp residual_in_fp32 rescale_prenorm_residual
     output_router_logits norm_topk_prob aux_loss_alpha seq_aux scoring_func topk_method ep_size
-    is_llama_config use_bfloat16
+    is_llama_config use_bfloat16 moe_router_scaling_factor cache_implementation use_routing_bias
     """.split()  # noqa: SIM905 (a list of a hundred literals is not easier to read)
 )
 
@@ -45,7 +45,18 @@ _SHAPE = re.compile(
 )
 
 _ACTIVATIONS = frozenset(
-    {"silu", "swish", "gelu", "gelu_new", "gelu_fast", "gelu_python", "gelu_pytorch_tanh", "quick_gelu", "relu"}
+    {
+        "silu",
+        "swish",
+        "gelu",
+        "gelu_new",
+        "gelu_fast",
+        "gelu_python",
+        "gelu_pytorch_tanh",
+        "quick_gelu",
+        "relu",
+        "relu2",
+    }
 )
 
 _REQUIRED = object()

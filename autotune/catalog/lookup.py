@@ -29,7 +29,7 @@ def load_model(ref: str) -> ModelSpec:
     """
     if preset(ref) is not None or not _is_path(ref):
         return model(ref)
-    data = _document(Path(ref))
+    data = _document(Path(ref), infinite=True)  # configs of hybrid models say Infinity
     if is_hf_config(data):
         path = Path(ref)
         name = path.resolve().parent.name if path.stem == "config" else path.stem  # unless the file itself is named
@@ -70,9 +70,9 @@ def _is_path(ref: str) -> bool:
     return path.suffix.lower() in _SUFFIXES or len(path.parts) > 1 or os.path.exists(ref)
 
 
-def _document(path: Path) -> dict[str, Any]:
+def _document(path: Path, *, infinite: bool = False) -> dict[str, Any]:
     """The object in a YAML or JSON file. Raises InputError on anything else."""
-    data = read_document(path)
+    data = read_document(path, infinite=infinite)
     if not isinstance(data, dict):
         raise InputError(str(path), type(data).__name__, "an object with named values is needed")
     return data

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from storage import SqlStore
     from storage.care.backup import Copy
 
-app = typer.Typer(help="The database: migrate, check, count, back up, restore, compact.", no_args_is_help=True)
+app = typer.Typer(help="The database: migrate, grant, check, count, back up, restore, compact.", no_args_is_help=True)
 
 
 def database_url(db: str | None) -> str:
@@ -97,6 +97,21 @@ def migrate(db: options.Database = None, as_json: options.AsJson = False) -> Non
     changed = f"{done.database}: schema {done.found or 'none'} -> {done.now}"
     same = f"{done.database} is up to date (schema {done.now})"
     output.tell(asdict(done), same if done.found == done.now else changed, as_json=as_json)
+
+
+@app.command()
+def grant(
+    role: Annotated[str, typer.Argument(metavar="ROLE", help="A role of PostgreSQL that is there already.")],
+    db: options.Database = None,
+    as_json: options.AsJson = False,
+) -> None:
+    """Let a database role do what a node worker does, and nothing else. After each `migrate`, as the owner."""
+    from storage.care.roles import grant_node
+
+    done = grant_node(database_url(db), role)
+    lines = [f"{done.database}: {done.role} may do what a node does"]
+    lines += [f"  {table}: {rights}" for table, rights in done.rights.items()]
+    output.tell(asdict(done), "\n".join(lines), as_json=as_json)
 
 
 @app.command()

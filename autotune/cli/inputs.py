@@ -28,6 +28,8 @@ def read_inputs(
     seq_len: int | None,
     global_batch: int | None,
     dtype: str | None,
+    framework: str | None = None,
+    kernels: str | None = None,
     db: str | None,
 ) -> Inputs:
     """The inputs that the options name. Raises InputError for what cannot be used."""
@@ -35,7 +37,15 @@ def read_inputs(
     return Inputs(
         model=model_spec,
         cluster=cluster_spec,
-        workload=read_workload(model_spec, cluster_spec, seq_len=seq_len, global_batch=global_batch, dtype=dtype),
+        workload=read_workload(
+            model_spec,
+            cluster_spec,
+            seq_len=seq_len,
+            global_batch=global_batch,
+            dtype=dtype,
+            framework=framework,
+            kernels=kernels,
+        ),
     )
 
 
@@ -70,12 +80,21 @@ def read_cluster(ref: str | None, db: str | None) -> ClusterSpec:
 
 
 def read_workload(
-    model: ModelSpec, cluster: ClusterSpec, *, seq_len: int | None, global_batch: int | None, dtype: str | None
+    model: ModelSpec,
+    cluster: ClusterSpec,
+    *,
+    seq_len: int | None,
+    global_batch: int | None,
+    dtype: str | None,
+    framework: str | None = None,
+    kernels: str | None = None,
 ) -> Workload:
     """The workload that the options give, with the catalog's defaults."""
     from autotune.catalog.workloads import workload
+    from autotune.specs.workload import read_kernels
 
-    return workload(model, cluster, {"seq_len": seq_len, "global_batch": global_batch, "dtype": dtype})
+    given = {"seq_len": seq_len, "global_batch": global_batch, "dtype": dtype, "framework": framework}
+    return workload(model, cluster, given | read_kernels(kernels or ""))
 
 
 def read_space(

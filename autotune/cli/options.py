@@ -73,6 +73,26 @@ DTypeName = Annotated[
         panel=_WORKLOAD,
     ),
 ]
+FrameworkName = Annotated[
+    str | None,
+    option(
+        "--framework",
+        "FRAMEWORK",
+        "What trains: torch, megatron, nemo, megatron-bridge, megatron-2021, megatron-deepspeed, nanotron, fsdp, jax "
+        "or deepspeed. The estimate has its habits, and only plans that it runs are listed. Default: torch, any plan.",
+        panel=_WORKLOAD,
+    ),
+]
+Kernels = Annotated[
+    str | None,
+    option(
+        "--kernels",
+        "KEY=VALUE,...",
+        "attention=unfused|flash|flash2|flash3|cudnn, norms=fused|eager, tp_overlap=true|false, ep_overlap=true|false. "
+        "Default: as the framework has them.",
+        panel=_WORKLOAD,
+    ),
+]
 Tp = Annotated[str | None, option("--tp", "1,2,...", "Tensor parallel.", panel=_SPACE)]
 Pp = Annotated[str | None, option("--pp", "1,2,...", "Pipeline parallel.", panel=_SPACE)]
 MicroBatch = Annotated[str | None, option("--micro-batch", "1,2,...", "Sequences a micro-batch.", panel=_SPACE)]

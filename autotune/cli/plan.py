@@ -32,6 +32,8 @@ def plan(
     seq_len: options.SeqLen = None,
     global_batch: options.GlobalBatch = None,
     dtype: options.DTypeName = None,
+    framework: options.FrameworkName = None,
+    kernels: options.Kernels = None,
     tp: options.Tp = None,
     pp: options.Pp = None,
     micro_batch: options.MicroBatch = None,
@@ -60,6 +62,7 @@ def plan(
     }  # fmt: skip
     question: dict[str, Any] = {
         "model": model, "cluster": cluster, "seq_len": seq_len, "global_batch": global_batch, "dtype": dtype,
+        "framework": framework, "kernels": kernels,
     }  # fmt: skip
     only_here = plan is not None or explain or scaling or history is not None
     if (server := asked_server(db)) is not None:
@@ -297,6 +300,8 @@ def estimate(
     seq_len: options.SeqLen = None,
     global_batch: options.GlobalBatch = None,
     dtype: options.DTypeName = None,
+    framework: options.FrameworkName = None,
+    kernels: options.Kernels = None,
     db: options.Database = None,
     as_json: options.AsJson = False,
 ) -> int:
@@ -309,7 +314,16 @@ def estimate(
     from autotune.explain.losses import largest_parts
     from autotune.tuning.report import request_data
 
-    inputs = read_inputs(model=model, cluster=cluster, seq_len=seq_len, global_batch=global_batch, dtype=dtype, db=db)
+    inputs = read_inputs(
+        model=model,
+        cluster=cluster,
+        seq_len=seq_len,
+        global_batch=global_batch,
+        dtype=dtype,
+        framework=framework,
+        kernels=kernels,
+        db=db,
+    )
     question = inputs.model, inputs.cluster, inputs.workload
     chosen = read_plan(inputs, plan)
     found = estimate_plan(*question, chosen, stored_profile(inputs.cluster, db))

@@ -7,7 +7,7 @@ from functools import cached_property
 
 import numpy as np
 
-from autotune.cost.framework import TORCH, Framework
+from autotune.cost.framework import Framework, framework_for
 from autotune.cost.memory import BYTE_PARTS, MemoryModel
 from autotune.cost.network import Network
 from autotune.cost.pieces import PieceModel, runs_ahead
@@ -169,7 +169,7 @@ def estimate(
     workload: Workload,
     plan: Plan,
     profile: Profile | None = None,
-    framework: Framework = TORCH,
+    framework: Framework | None = None,
 ) -> Estimate:
     """The estimate of one plan: a table of one. See `estimate_table`."""
     return estimate_table(model, cluster, workload, PlanTable.of([plan]), profile, framework).row(0)
@@ -181,19 +181,20 @@ def estimate_table(
     workload: Workload,
     table: PlanTable,
     profile: Profile | None = None,
-    framework: Framework = TORCH,
+    framework: Framework | None = None,
 ) -> EstimateTable:
     """Estimates of all plans of the table.
 
     Speeds come from the profile where it has them, else from the catalog times assumed efficiencies; `basis`
-    says which. Plans must be legal (autotune.search.space).
+    says which. Without a framework it is the workload's. Plans must be legal (autotune.search.space).
 
     Raises:
         MissingMeasurementError: a speed that is needed is neither measured nor in the catalog.
         IllegalPlanError: a plan that does not fill the cluster, or has more pipeline chunks than layers.
     """
+    framework = framework_for(workload, framework)
     layouts = _layouts(model, cluster, table)
-    slots = stage_slots(model, layouts, by_cost=framework.splits_by_cost)
+    slots = stage_slots(model, layouts, by_cost=framework.splits_by_cost, ends=framework.counts_ends)
     speeds = speeds_of(cluster, model, workload, profile, framework)
     shapes = Shapes.of(table, layouts, workload)
     network = Network(cluster, profile, framework)
@@ -240,11 +241,12 @@ def memory_table(
     workload: Workload,
     table: PlanTable,
     profile: Profile | None = None,
-    framework: Framework = TORCH,
+    framework: Framework | None = None,
 ) -> MemoryTable:
     """Peak bytes of all plans of the table; needs no speed of anything. Raises IllegalPlanError as above."""
+    framework = framework_for(workload, framework)
     layouts = _layouts(model, cluster, table)
-    slots = stage_slots(model, layouts, by_cost=framework.splits_by_cost)
+    slots = stage_slots(model, layouts, by_cost=framework.splits_by_cost, ends=framework.counts_ends)
     gpu = cluster.device.kind is not DeviceKind.CPU
     memory = MemoryModel(model, workload, layouts, slots, framework, fragments=gpu)
     shapes = Shapes.of(table, layouts, workload)
@@ -261,12 +263,13 @@ def _layouts(model: ModelSpec, cluster: ClusterSpec, table: PlanTable) -> Layout
     """The table's layouts, refused where the formulas have no meaning."""
     layouts = Layouts.of(table)
     ranks = layouts.tp * layouts.pp * layouts.dp * layouts.cp
-    for i in np.flatnonzero((ranks != cluster.devices) | (layouts.pp * layouts.vpp > model.layers))[:1]:
+    most = model.layers + 2  # the embedding and the head may be chunks of their own
+    for i in np.flatnonzero((ranks != cluster.devices) | (layouts.pp * layouts.vpp > most))[:1]:
         raise IllegalPlanError(
             "plan",
             f"tp={layouts.tp[i]:.0f} pp={layouts.pp[i]:.0f} dp={layouts.dp[i]:.0f} cp={layouts.cp[i]:.0f} "
             f"vpp={layouts.vpp[i]:.0f}",
-            f"tp*pp*dp*cp must be the cluster's {cluster.devices} devices and pp*vpp at most {model.layers} layers",
+            f"tp*pp*dp*cp must be the cluster's {cluster.devices} devices and pp*vpp at most {most} chunks",
         )
     return layouts
 

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from autotune.specs import Attention, Workload
+from autotune.specs import Attention, Norms, Workload
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,6 +32,8 @@ class Framework:
         accumulates: gradients of each micro-batch are added to an accumulator of `grad_dtype` by a kernel of its own.
         splits_by_cost: pipeline stages are cut at equal shares of the matrix parameters, the head's included; else by
             layers.
+        counts_ends: where layers do not divide evenly, the embedding and the head count as one each (Megatron-LM,
+            --account-for-embedding-in-pipeline-split), if they divide evenly then.
         bucket_bytes: stored gradients that one collective of ZeRO-0 reduces; 0 for one collective a layer.
         overlap: share of data-parallel communication that may hide under the last backward, ZeRO-0.
         overlap_sharded: the same with sharded state.
@@ -71,6 +73,7 @@ class Framework:
     fused_norms: bool = True
     accumulates: bool = False
     splits_by_cost: bool = False
+    counts_ends: bool = False
     bucket_bytes: float = 0.0
     overlap: float = 0.5
     overlap_sharded: float = 0.5
@@ -96,21 +99,41 @@ class Framework:
     fragmentation_by_tp: float = 0.0
     checked: bool = False
 
+    def settled(self, workload: Workload) -> Framework:
+        """These habits with what the workload says of the kernels."""
+        changes: dict[str, object] = {}
+        if workload.attention is not None:
+            changes["attention"] = workload.attention
+        if workload.norms is not None:
+            changes["fused_norms"] = workload.norms is Norms.FUSED
+        if workload.tp_overlap is not None:
+            changes["tp_exposed"] = TP_EXPOSED if workload.tp_overlap else 1.0
+        return replace(self, **changes) if changes else self  # type: ignore[arg-type]
+
     def gradient_bytes(self, workload: Workload) -> int:
         """Bytes of one gradient as it is kept and reduced."""
         stored = max(workload.dtype.size_bytes, 2)  # FP8 training keeps gradients in 16 bits
         return stored if self.half_gradients else workload.grad_dtype.size_bytes
 
 
+TP_EXPOSED = 0.5
+"""Share of tensor-parallel communication that stays where it runs beside the products that it feeds (NeMo's rows)."""
+
 TORCH = Framework(name="torch", kernel_s=60e-6, gathered_copy=True)
 """Our own step probe, and the default: eager PyTorch with its parallel building blocks."""
 
 MEGATRON = Framework(
-    name="megatron", kernel_s=40e-6, traffic=1.75, attention=Attention.CUDNN, current=True, tp_exposed=0.75,
-    overlap=0.9, overlap_sharded=0.9, overlap_messages=0.8,
+    name="megatron", kernel_s=40e-6, traffic=1.75, attention=Attention.CUDNN, current=True, counts_ends=True,
+    tp_exposed=0.75, overlap=0.9, overlap_sharded=0.9, overlap_messages=0.8,
 )  # fmt: skip
 """Megatron-LM, NeMo and Megatron-Bridge of today: fused attention and small kernels, gradients added by the product
 that makes them, communication of gradients and of interleaved stages beside computation."""
+
+NEMO = replace(MEGATRON, name="nemo")
+"""NeMo 2 of 2024-25: Megatron-LM under NVIDIA's recipes."""
+
+MEGATRON_BRIDGE = replace(MEGATRON, name="megatron-bridge")
+"""Megatron-Bridge, NeMo's successor."""
 
 MEGATRON_2021 = Framework(
     name="megatron-2021", kernel_s=70e-6, collective_s=35e-6, message_s=0.45e-3, traffic=0.8,
@@ -135,7 +158,18 @@ NANOTRON = Framework(
 FSDP = Framework(name="fsdp", kernel_s=57e-6, traffic=1.75, current=True, overlap=0.9, overlap_sharded=0.9)
 """Fully sharded data parallelism with prefetch, as torchtitan, fms-fsdp and Automodel run it."""
 
-FRAMEWORKS = {item.name: item for item in (TORCH, MEGATRON, MEGATRON_2021, MEGATRON_DEEPSPEED, NANOTRON, FSDP)}
+JAX = replace(FSDP, name="jax", kernel_s=20e-6, traffic=1.5)
+"""MaxText and PaxML: XLA fuses small kernels, and a step is one program."""
+
+DEEPSPEED = Framework(name="deepspeed", traffic=2.0, overlap=0.7, overlap_sharded=0.7)
+"""ZeRO around a model of Hugging Face: eager kernels."""
+
+FRAMEWORKS = {
+    item.name: item
+    for item in (
+        TORCH, MEGATRON, NEMO, MEGATRON_BRIDGE, MEGATRON_2021, MEGATRON_DEEPSPEED, NANOTRON, FSDP, JAX, DEEPSPEED,
+    )
+}  # fmt: skip
 
 _ULTRASCALE = replace(
     NANOTRON, sharded_penalty=1.8, node_step_s=37e-6, rank_step_s=33e-6, slow_step_host=1.2, checked=True
@@ -171,3 +205,8 @@ _SOURCES = {
 def framework_of(source: str) -> Framework:
     """The framework behind a source of published runs, or the one of that name, which nobody checked; else TORCH."""
     return _SOURCES.get(source) or FRAMEWORKS.get(source, TORCH)
+
+
+def framework_for(workload: Workload, framework: Framework | None = None) -> Framework:
+    """The framework that is given, else that of the workload, with the kernels that the workload says."""
+    return (framework or FRAMEWORKS[workload.framework.value]).settled(workload)

@@ -3,15 +3,23 @@ layer, the embedding and the head."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple, TypeVar
 
 import numpy as np
 
-from autotune.cost.parameters import attention_matrices, layer_counts, layer_matrices
+from autotune.cost.parameters import (
+    attention_matrices,
+    layer_counts,
+    layer_matrices,
+    linear_widths,
+    mixers,
+    mlp_share,
+    norms,
+)
 from autotune.cost.speeds import PLAIN, Gemm
 from autotune.cost.table import RECOMPUTES, FloatColumn
-from autotune.specs import DType, LayerPart, LayerReading, ModelSpec, Position, Workload
+from autotune.specs import DType, LayerPart, LayerReading, Mixer, ModelSpec, Position, Recurrence, Workload
 
 # Model FLOPs: what training a token needs, whatever the plan; recomputation is never counted here.
 
@@ -24,7 +32,13 @@ def matmul_parameters(model: ModelSpec) -> int:
     dense, moe = layer_counts(model)
     layers = dense * layer_matrices(model, moe=False).total
     layers += moe * layer_matrices(model, moe=True).total if moe else 0
-    return layers + model.vocab * model.hidden
+    return round(layers + model.vocab * model.hidden)
+
+
+STATE_FLOPS = {Recurrence.MAMBA2: 7.0, Recurrence.GATED_DELTA: 8.0, Recurrence.LIGHTNING: 4.0}
+"""FLOPs a token and element of a linear layer's state: Megatron-LM's counts of Mamba-2's scan and of the gated delta
+rule (four products; megatron/training/training.py, `num_floating_point_operations`); update and reading of the state
+for lightning attention. How the sequence is cut into chunks is left out."""
 
 
 def attention_width(model: ModelSpec) -> int:
@@ -36,8 +50,29 @@ def attention_width(model: ModelSpec) -> int:
 
 
 def core_flops_per_token(model: ModelSpec, seq_len: int) -> float:
-    """Forward FLOPs of one layer's scores and context for one token, causal: half of the full s²."""
-    return float(seq_len * attention_width(model))
+    """Forward FLOPs of a mean layer's scores and context for one token, causal: half of the full s²."""
+    return sum(share * _core_flops(model, mixer, seq_len) for share, mixer in mixers(model))
+
+
+def _core_flops(model: ModelSpec, mixer: Mixer | None, seq_len: int) -> float:
+    if mixer is None or mixer.window:
+        indexer = model.indexer
+        if indexer is None:
+            return 2.0 * _context(mixer, seq_len) * attention_width(model)
+        chosen = _context(Mixer(layers=model.layers, window=indexer.top_k), seq_len)
+        looked = seq_len * indexer.heads * indexer.head_dim * indexer.layers / model.layers
+        return looked + 2.0 * chosen * attention_width(model)
+    if mixer.linear is None:
+        return 0.0
+    return STATE_FLOPS[mixer.linear.recurrence] * mixer.linear.heads * mixer.linear.head_dim * mixer.linear.key_dim
+
+
+def _context(mixer: Mixer | None, seq_len: int) -> float:
+    """Tokens that a token attends to, in the mean over a sequence."""
+    if mixer is None or mixer.window >= seq_len:
+        return seq_len / 2.0
+    window = float(mixer.window)
+    return window / 2.0 if mixer.chunked else window - window * window / (2.0 * seq_len)
 
 
 def model_flops_per_token(model: ModelSpec, seq_len: int) -> float:
@@ -81,17 +116,32 @@ class Product:
 
 def layer_products(model: ModelSpec, *, moe: bool) -> list[Product]:
     """The products of one layer's forward pass; gate and up projections are one product, as are q, k and v."""
-    h, gates = float(model.hidden), 2.0 if model.gated else 1.0
-    found = _attention(model)
+    h, gates, share = float(model.hidden), 2.0 if model.gated else 1.0, mlp_share(model)
+    found = [replace(item, count=each) for each, mixer in mixers(model) for item in _mixing(model, mixer)]
     width = float(model.shared_experts * model.expert_ffn if moe else model.ffn)
     if width:
-        found += [Product(n=gates * width, k=h, divides="n"), Product(n=h, k=width, divides="k")]
+        found += [
+            Product(n=gates * width, k=h, divides="n", count=share),
+            Product(n=h, k=width, divides="k", count=share),
+        ]
     if moe:
-        wide = float(model.expert_ffn)
-        found.append(Product(n=float(model.experts), k=h, divides="none"))
-        found.append(Product(n=gates * wide, k=h, divides="n", routed=True))
-        found.append(Product(n=h, k=wide, divides="k", routed=True))
+        wide, inner = float(model.expert_ffn), float(model.expert_hidden or model.hidden)
+        found.append(Product(n=float(model.experts), k=h, divides="none", count=share))
+        found.append(Product(n=gates * wide, k=inner, divides="n", count=share, routed=True))
+        found.append(Product(n=inner, k=wide, divides="k", count=share, routed=True))
+        if model.expert_hidden:
+            found.append(Product(n=inner, k=h, divides="none", count=2.0 * share))
     return found
+
+
+def _mixing(model: ModelSpec, mixer: Mixer | None) -> list[Product]:
+    if mixer is None or mixer.window:
+        return _attention(model)
+    if mixer.linear is None:
+        return []
+    enter, leave = linear_widths(mixer.linear)
+    h = float(model.hidden)
+    return [Product(n=float(enter), k=h, divides="n"), Product(n=h, k=float(leave), divides="k")]
 
 
 def _attention(model: ModelSpec) -> list[Product]:
@@ -101,7 +151,9 @@ def _attention(model: ModelSpec) -> list[Product]:
         return found + ([Product(n=matrices.whole / h, k=h, divides="none")] if matrices.whole else [])
     context = float(model.heads * model.head_dim)
     return [
-        Product(n=context + 2.0 * model.kv_heads * model.head_dim, k=h, divides="n"),
+        Product(
+            n=(2.0 if model.attention_gate else 1.0) * context + 2.0 * model.kv_heads * model.head_dim, k=h, divides="n"
+        ),
         Product(n=h, k=context, divides="k"),
     ]
 
@@ -134,7 +186,7 @@ def product_flops(
         m, times = tokens, np.full(len(tp), item.count)
         if item.routed:
             m = np.maximum(tokens * model.top_k * ep / model.experts, 1.0)
-            times = expert_load(model, ep) * tokens * model.top_k / m
+            times = item.count * expert_load(model, ep) * tokens * model.top_k / m
         once = times * 2.0 * m * n * k
         forward += once * gemm.padding(m, n, k)
         backward += once * (gemm.padding(m, k, n) + gemm.padding(k, n, m))
@@ -209,10 +261,10 @@ def layer_work(model: ModelSpec, workload: Workload, *, moe: bool) -> LayerWork:
     """The coefficients of one dense layer, or of one mixture of experts (balanced but for the hottest expert)."""
     matrices = layer_matrices(model, moe=moe)
     size = stored_bytes(workload.dtype)
-    width = model.shared_experts * model.expert_ffn + model.top_k * model.expert_ffn if moe else model.ffn
-    rotary = 2 * (model.heads + model.kv_heads) * model.head_dim if model.position is Position.ROPE else 0
+    wide = model.shared_experts * model.expert_ffn + model.top_k * model.expert_ffn if moe else model.ffn
+    width = wide * mlp_share(model)
     activation = (5 if model.gated else 2) * width
-    attention = attention_width(model) + 2 * model.kv_heads * model.head_dim
+    mixing = sum(share * _mixing_traffic(model, mixer) for share, mixer in mixers(model))
     dispatch = 4 * model.top_k * model.hidden if moe else 0
     cast = CAST_BYTES if workload.dtype is DType.FP8 else 0.0
     queries, gates = model.heads * model.head_dim, 2 if model.gated else 1
@@ -221,8 +273,8 @@ def layer_work(model: ModelSpec, workload: Workload, *, moe: bool) -> LayerWork:
     gradients = queries + 2 * model.kv_heads * model.head_dim + gates * width + entries * model.hidden
     return LayerWork(
         core_flops=core_flops_per_token(model, workload.seq_len),
-        sharded_bytes=float(size * (rotary + activation + attention)),
-        whole_bytes=float(size * ((NORM_TRAFFIC + RESIDUAL_TRAFFIC) * model.hidden + dispatch)),
+        sharded_bytes=float(size * (activation + mixing)),
+        whole_bytes=float(size * ((NORM_TRAFFIC + RESIDUAL_TRAFFIC) / 2 * norms(model) * model.hidden + dispatch)),
         sharded_weight_bytes=float(size * matrices.sharded),
         whole_weight_bytes=float(size * matrices.whole),
         expert_weight_bytes=float(size * matrices.experts // max(model.top_k, 1) * model.experts),
@@ -230,6 +282,14 @@ def layer_work(model: ModelSpec, workload: Workload, *, moe: bool) -> LayerWork:
         cast_backward_bytes=cast * gradients,
         kernels=layer_kernels(model, moe=moe),
     )
+
+
+def _mixing_traffic(model: ModelSpec, mixer: Mixer | None) -> float:
+    """Elements a token that mixing reads and writes beside its products: of attention with its rotation, or linear."""
+    if mixer is None or mixer.window:
+        rotary = 2 * (model.heads + model.kv_heads) * model.head_dim if model.position is Position.ROPE else 0
+        return rotary + attention_width(model) + 2 * model.kv_heads * model.head_dim
+    return 2 * sum(linear_widths(mixer.linear)) if mixer.linear else 0
 
 
 def layer_kernels(model: ModelSpec, *, moe: bool) -> float:

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from autotune.cost.estimate import EstimateTable, estimate_table
-from autotune.cost.framework import TORCH, Framework
+from autotune.cost.framework import Framework, framework_for
 from autotune.cost.table import PlanTable
 from autotune.search.space import Runtime, legal_plans
 from autotune.specs import ClusterSpec, Link, ModelSpec, Plan, Profile, Space, Workload
@@ -23,7 +23,7 @@ class Setting:
     cluster: ClusterSpec
     workload: Workload
     profile: Profile | None = None
-    framework: Framework = TORCH
+    framework: Framework | None = None
     space: Space = Space()
     runtime: Runtime = Runtime.ANY
 
@@ -107,7 +107,8 @@ def _changes(setting: Setting) -> Iterator[tuple[str, Setting, bool]]:
     peaks = {dtype: 2.0 * peak for dtype, peak in device.peak_flops_per_s.items()}
     faster = cluster.model_copy(update={"device": device.model_copy(update={"peak_flops_per_s": peaks})})
     yield "twice the matrix FLOP/s a device", replace(setting, cluster=faster, profile=faster_fit), True
-    cheaper = replace(setting.framework, kernel_s=0.5 * setting.framework.kernel_s)
+    own = framework_for(setting.workload, setting.framework)
+    cheaper = replace(own, kernel_s=0.5 * own.kernel_s)
     change = "half the cost of launching a kernel (compiled or captured kernels)"
     yield change, replace(setting, profile=cheaper_fit, framework=cheaper), True
     larger = workload.model_copy(update={"global_batch": 2 * workload.global_batch})

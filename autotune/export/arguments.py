@@ -63,7 +63,8 @@ class ExportRequest:
 
 def refuse(target: str, run: ExportRequest, reasons: Iterable[tuple[bool, str]]) -> None:
     """Raises IllegalPlanError with the first reason that holds: the target has no words for this plan."""
-    for holds, reason in reasons:
+    alike = "the export covers models whose layers are all full attention and an MLP, with two norms"
+    for holds, reason in (*reasons, (not run.model.uniform and target != "deepspeed", alike)):
         if holds:
             raise IllegalPlanError(f"{target}: plan", run.plan.key, reason)
 

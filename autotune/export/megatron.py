@@ -17,9 +17,18 @@ def export(run: ExportRequest) -> LaunchArguments:
     """The command of one node. Raises IllegalPlanError for what Megatron-LM has no argument for."""
     check(NAME, run)
     words = {**_shape(run.model, run.workload), **_moe(run.model), **_parallelism(run.plan), **_batch(run)}
+    words |= {flag: True for flag in ENDS if counts_ends(run)}
     return LaunchArguments(
         target=NAME, argv=(*run.torchrun(), "pretrain_gpt.py", *flags(words)), notes=tuple(_notes(run.plan))
     )
+
+
+ENDS = ("--account-for-embedding-in-pipeline-split", "--account-for-loss-in-pipeline-split")
+
+
+def counts_ends(run: ExportRequest) -> bool:
+    """Whether the embedding and the head count as layers, because layers alone do not divide over the stages."""
+    return run.model.layers % (run.plan.pp * run.plan.vpp) > 0
 
 
 def check(target: str, run: ExportRequest) -> None:
@@ -31,7 +40,10 @@ def check(target: str, run: ExportRequest) -> None:
         run,
         (
             (plan.pp > 1 and plan.schedule is Schedule.GPIPE, "Megatron has no GPipe schedule: use 1f1b"),
-            (model.layers % chunks > 0, f"Megatron needs layers ({model.layers}) divisible by pp * vpp ({chunks})"),
+            (
+                model.layers % chunks > 0 and (model.layers + 2) % chunks > 0,
+                f"Megatron needs layers ({model.layers}), or layers and both ends, divisible by pp * vpp ({chunks})",
+            ),
             (plan.zero_stage > 1 and plan.pp > 1, "Megatron-FSDP (ZeRO-2, ZeRO-3) and a pipeline exclude each other"),
             (
                 model.experts > 0 and plan.tp > 1 and not plan.sequence_parallel,

@@ -14,6 +14,9 @@ NAME = "nemo"
 _PRECISION = {DType.BF16: "bf16_mixed", DType.FP16: "fp16_mixed"}
 
 
+_ENDS = {"account_for_embedding_in_pipeline_split": True, "account_for_loss_in_pipeline_split": True}
+
+
 def export(run: ExportRequest) -> LaunchArguments:
     """The command of one node, and its overrides as YAML. Raises IllegalPlanError as Megatron-LM does."""
     megatron.check(NAME, run)
@@ -39,7 +42,7 @@ def _config(run: ExportRequest) -> dict[str, Any]:
     plan, workload = run.plan, run.workload
     fsdp = plan.zero_stage > 1
     return {
-        "model": {"seq_length": workload.seq_len, **_parallelism(plan)},
+        "model": {"seq_length": workload.seq_len, **_parallelism(plan), **(_ENDS if megatron.counts_ends(run) else {})},
         "dataset": {"seq_length": workload.seq_len},
         "train": {"global_batch_size": workload.global_batch, "micro_batch_size": plan.micro_batch},
         "mixed_precision": _PRECISION[workload.dtype],

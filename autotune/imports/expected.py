@@ -119,7 +119,7 @@ def rank_with_history(
     """
     same = same_request(runs, model, cluster, workload)
     others = [run for run in runs if run not in same]
-    framework = framework_of(same or [run for run in others if alike(run.cluster, cluster)])
+    framework = framework_of(same or [run for run in others if alike(run.cluster, cluster)], workload)
     transfers = transfers_from(others, cluster, readings, profile)
     found = readings(cluster)
     search = Search(

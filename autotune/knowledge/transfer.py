@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from autotune.cost.estimate import estimate_table
-from autotune.cost.framework import TORCH, Framework
+from autotune.cost.framework import Framework
 from autotune.cost.table import PlanTable
 from autotune.search.core import NINETY_PERCENT, NOT_THE_PLANS_FAULT, Search
 from autotune.search.peaks import MAY_FIT, SAFE
@@ -69,7 +69,7 @@ def taught(
     workload: Workload,
     trials: Sequence[Trial],
     profile: Profile | None,
-    framework: Framework = TORCH,
+    framework: Framework | None = None,
 ) -> list[TransferObservation]:
     """What the trials of a tuning teach about other ones: each against its estimate.
 
@@ -79,7 +79,7 @@ def taught(
         workload: of the tuning.
         trials: its trials; lost and cancelled ones say nothing, pruned ones only of memory.
         profile: of its cluster.
-        framework: whose habits the estimates assume.
+        framework: whose habits the estimates assume; the workload's by default.
     """
     shown: dict[Plan, list[Trial]] = {}
     for trial in trials:
@@ -132,7 +132,7 @@ def carry(
     same_model: bool = True,
     plans: Sequence[Plan] | None = None,
     runtime: Runtime = Runtime.TORCH,
-    framework: Framework = TORCH,
+    framework: Framework | None = None,
 ) -> Carried | None:
     """The best plan to expect for a question, with what is believed of it; None where nothing is believed to fit.
 
@@ -146,7 +146,7 @@ def carry(
         same_model: whether the transfers are of this model.
         plans: to choose from; by default all legal ones.
         runtime: whose legality rules hold.
-        framework: whose habits the estimates assume.
+        framework: whose habits the estimates assume; the workload's by default.
     """
     search = Search(
         model,

@@ -41,9 +41,16 @@ def create_app(settings: Settings) -> Celery:
     """
     if not settings.broker_url.startswith(("redis://", "rediss://", "redis+socket://")):
         raise InputError(BROKER_VARIABLE, shown(settings.broker_url), "give a redis:// or rediss:// URL")
-    app = Celery("autotune", broker=settings.broker_url, set_as_current=False, changes=None)
+    app = Celery("autotune", broker=_verified(settings.broker_url), set_as_current=False, changes=None)
     app.conf.update(_configuration())
     return app
+
+
+def _verified(url: str) -> str:
+    """The URL as one whose server has to prove its name, unless it says otherwise: kombu would trust anybody."""
+    if not url.startswith("rediss://") or "ssl_cert_reqs=" in url:
+        return url
+    return f"{url}{'&' if '?' in url else '?'}ssl_cert_reqs=required"
 
 
 def _configuration() -> dict[str, Any]:

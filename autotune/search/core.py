@@ -16,7 +16,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from autotune.cost.estimate import EstimateTable, estimate_table
-from autotune.cost.framework import TORCH, Framework
+from autotune.cost.framework import Framework
 from autotune.cost.table import PlanTable
 from autotune.errors import InputError
 from autotune.search.acquisition import Choice, StopVerdict, choose, verdict
@@ -94,7 +94,7 @@ class Search:
         history: earlier trials of the same model, cluster and workload, to learn from.
         transfers: what tunings of other models, sizes or workloads on such a cluster showed of the estimate's errors.
         runtime: whose legality rules hold.
-        framework: whose habits the estimates assume.
+        framework: whose habits the estimates assume; the workload's by default.
         learning: the parts that learn; all of them but for comparison.
 
     Raises:
@@ -113,7 +113,7 @@ class Search:
         history: Sequence[Trial] = (),
         transfers: Sequence[TransferObservation] = (),
         runtime: Runtime = Runtime.TORCH,
-        framework: Framework = TORCH,
+        framework: Framework | None = None,
         learning: Learning = EVERYTHING,
     ) -> None:
         self.framework, self._learning = framework, learning

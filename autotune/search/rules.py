@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import math
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from enum import StrEnum
 from functools import cached_property
@@ -11,8 +12,9 @@ import numpy as np
 import numpy.typing as npt
 
 from autotune.cost.parameters import layer_counts
-from autotune.cost.table import GPIPE, INTERLEAVED, ONE_F_ONE_B, SCHEDULES, BoolColumn, PlanTable
-from autotune.specs import ClusterSpec, DType, ModelSpec, Workload
+from autotune.cost.speeds import attention_of
+from autotune.cost.table import GPIPE, INTERLEAVED, ONE_F_ONE_B, SCHEDULES, SELECTIVE, BoolColumn, PlanTable
+from autotune.specs import ClusterSpec, DType, FrameworkName, ModelSpec, Workload
 
 Integers = npt.NDArray[np.int64]
 
@@ -81,12 +83,57 @@ def _not_divisible(name: str, width: Callable[[Case], int]) -> Rule:
     )
 
 
+def _linear_heads(model: ModelSpec) -> int:
+    """What tp must divide: the heads of values and those of keys; 0 without linear attention."""
+    linear = [mixer.linear for mixer in model.mixers if mixer.linear is not None]
+    return math.gcd(*(count for each in linear for count in (each.heads, each.key_heads)))
+
+
 def _torch_only(broken: Callable[[Case], BoolColumn], reason: Callable[[Case, int], str]) -> Rule:
     """A limit of the step probe."""
     return Rule(lambda case: broken(case) if case.runtime is Runtime.TORCH else _all_rows(case, False), reason)
 
 
+MEGATRONS = frozenset(
+    {
+        FrameworkName.MEGATRON, FrameworkName.NEMO, FrameworkName.MEGATRON_BRIDGE, FrameworkName.MEGATRON_2021,
+        FrameworkName.MEGATRON_DEEPSPEED,
+    }
+)  # fmt: skip
+TODAYS = MEGATRONS - {FrameworkName.MEGATRON_2021, FrameworkName.MEGATRON_DEEPSPEED}
+NANOTRON, FSDP, DEEPSPEED = FrameworkName.NANOTRON, FrameworkName.FSDP, FrameworkName.DEEPSPEED
+
+
+def _of(
+    frameworks: Collection[FrameworkName], broken: Callable[[Case], BoolColumn], reason: Callable[[Case, int], str]
+) -> Rule:
+    """A limit of some frameworks; holds where the workload names one of them."""
+    return Rule(
+        lambda case: broken(case) if case.workload.framework in frameworks else _all_rows(case, False),
+        lambda case, i: f"{case.workload.framework.value}: {reason(case, i)}",
+    )
+
+
+def _unavailable(case: Case) -> bool:
+    wanted = case.workload.attention
+    return wanted is not None and attention_of(case.cluster.device, wanted) is not wanted
+
+
 MODEL_RULES = (
+    Rule(
+        lambda case: _all_rows(case, _unavailable(case)),
+        lambda case, i: f"attention {case.workload.attention} does not run on {case.cluster.device.name}",
+    ),
+    _of(
+        {NANOTRON},
+        lambda case: _all_rows(case, case.model.experts > 0 or case.model.latent_attention is not None),
+        lambda case, i: "its Llama model has neither experts nor latent attention",
+    ),
+    _of(
+        {NANOTRON, DEEPSPEED},
+        lambda case: _all_rows(case, case.workload.dtype is DType.FP8),
+        lambda case, i: "it does not train in fp8",
+    ),
     _torch_only(
         lambda case: _all_rows(case, case.model.experts > 0),
         lambda case, i: f"the step probe trains dense models only, not {case.model.experts} experts",
@@ -94,6 +141,10 @@ MODEL_RULES = (
     _torch_only(
         lambda case: _all_rows(case, case.model.latent_attention is not None),
         lambda case, i: "the step probe trains plain attention only, not latent attention",
+    ),
+    _torch_only(
+        lambda case: _all_rows(case, not case.model.uniform),
+        lambda case, i: "the step probe trains models whose layers are all full attention and an MLP",
     ),
     _torch_only(
         lambda case: _all_rows(case, DType.FP8 in {case.workload.dtype, case.workload.grad_dtype}),
@@ -116,12 +167,13 @@ DEGREE_RULES = (
     _not_divisible("heads", lambda case: case.model.heads),
     # Latent attention has no key heads of its own.
     _not_divisible("kv_heads", lambda case: 0 if case.model.latent_attention else case.model.kv_heads),
+    _not_divisible("heads of linear attention", lambda case: _linear_heads(case.model)),
     _not_divisible("ffn", lambda case: case.model.ffn if layer_counts(case.model)[0] else 0),
     _not_divisible("expert_ffn", lambda case: case.model.expert_ffn),
     # Frameworks pad the vocabulary to a multiple of tp; the step probe trains the model as it is.
     _not_divisible("vocab", lambda case: case.model.vocab if case.runtime is Runtime.TORCH else 0),
     Rule(
-        lambda case: case.chunks > case.model.layers,
+        lambda case: case.chunks > case.model.layers + (2 if case.workload.framework in TODAYS else 0),
         lambda case, i: f"layers {case.model.layers} are fewer than pp {case.table.pp[i]} * vpp {case.table.vpp[i]}",
     ),
     _torch_only(
@@ -154,6 +206,77 @@ DEGREE_RULES = (
             f"global_batch {case.workload.global_batch} is not divisible by "
             f"dp {case.table.dp[i]} * micro_batch {case.table.micro_batch[i]}"
         ),
+    ),
+)
+
+FRAMEWORK_RULES = (
+    _of(
+        MEGATRONS | {DEEPSPEED},
+        lambda case: (case.table.pp > 1) & (case.table.schedule == GPIPE),
+        lambda case, i: "it has no GPipe schedule: use 1f1b",
+    ),
+    _of(
+        TODAYS | {DEEPSPEED},
+        lambda case: (case.table.pp > 1) & (case.table.zero_stage > 1),
+        lambda case, i: f"zero_stage {case.table.zero_stage[i]} and a pipeline exclude each other",
+    ),
+    _of(
+        {NANOTRON, FrameworkName.MEGATRON_2021, FrameworkName.MEGATRON_DEEPSPEED},
+        lambda case: case.table.zero_stage > 1,
+        lambda case, i: f"it has ZeRO-0 and ZeRO-1, not {case.table.zero_stage[i]}",
+    ),
+    _of(
+        {FrameworkName.MEGATRON_2021, FrameworkName.MEGATRON_DEEPSPEED, NANOTRON, DEEPSPEED},
+        lambda case: case.table.cp > 1,
+        lambda case, i: f"it has no context parallelism: cp {case.table.cp[i]}",
+    ),
+    _of(
+        {NANOTRON, DEEPSPEED, FrameworkName.MEGATRON_DEEPSPEED},
+        lambda case: case.table.vpp > 1,
+        lambda case, i: f"it has no interleaved schedule: vpp {case.table.vpp[i]}",
+    ),
+    _of(
+        {NANOTRON, DEEPSPEED},
+        lambda case: case.table.recompute == SELECTIVE,
+        lambda case, i: "it recomputes whole layers only",
+    ),
+    _of(
+        {NANOTRON},
+        lambda case: (case.table.schedule == ONE_F_ONE_B) & (case.micro_batches < case.table.pp - 1),
+        lambda case, i: (
+            f"its 1F1B engine needs at least pp - 1 = {case.table.pp[i] - 1} micro-batches a step, not "
+            f"{case.micro_batches[i]}"
+        ),
+    ),
+    _of(
+        {DEEPSPEED},
+        lambda case: (case.table.tp > 1) & ((case.table.pp > 1) | (case.table.zero_stage > 2)),
+        lambda case, i: "its tensor parallelism (AutoTP) goes with neither a pipeline nor ZeRO-3",
+    ),
+    _of(
+        {DEEPSPEED, FrameworkName.MEGATRON_DEEPSPEED},
+        lambda case: case.table.sequence_parallel,
+        lambda case, i: "its tensor parallelism has no sequence parallelism",
+    ),
+    _of(
+        TODAYS,
+        lambda case: (case.table.tp > 1) & ~case.table.sequence_parallel & (case.model.experts > 0),
+        lambda case, i: "a mixture of experts and tensor parallelism need sequence_parallel",
+    ),
+    _of(
+        {FSDP},
+        lambda case: (case.shards > 1) & (case.table.zero_stage == 1),
+        lambda case, i: "it shards gradients too: zero_stage 2 or 3, not 1",
+    ),
+    _of(
+        {FSDP},
+        lambda case: (case.table.zero_stage == 0) & (case.table.dp > 1) & (case.table.dp != case.cluster.devices),
+        lambda case, i: "its plain data parallelism combines with no other axis: zero_stage 2 or 3",
+    ),
+    _of(
+        {FSDP},
+        lambda case: (case.table.tp > 1) & ~case.table.sequence_parallel,
+        lambda case, i: "its tensor parallelism is always sequence parallel",
     ),
 )
 
@@ -200,7 +323,7 @@ CHOICE_RULES = (
     Rule(
         lambda case: (
             (case.table.schedule == INTERLEAVED) & (case.model.layers % case.chunks != 0)
-            if case.runtime is Runtime.ANY
+            if case.runtime is Runtime.ANY and case.workload.framework not in TODAYS
             else _all_rows(case, False)
         ),
         lambda case, i: (
@@ -217,5 +340,8 @@ CHOICE_RULES = (
     ),
 )
 
-RULES = (*MODEL_RULES, *DEGREE_RULES, *CHOICE_RULES)
+ANY_RULES = (*MODEL_RULES, *DEGREE_RULES, *CHOICE_RULES)
+"""The rules of every framework."""
+
+RULES = (*ANY_RULES, *FRAMEWORK_RULES)
 """All rules, the most telling first: a plan's reason is the first one that it breaks."""

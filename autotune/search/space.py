@@ -9,10 +9,10 @@ from math import prod
 import numpy as np
 import numpy.typing as npt
 
-from autotune.cost.table import COLUMNS, GPIPE, INTERLEAVED, RECOMPUTES, SCHEDULES, BoolColumn, PlanTable
+from autotune.cost.table import COLUMNS, GPIPE, INTERLEAVED, RECOMPUTES, SCHEDULES, SELECTIVE, BoolColumn, PlanTable
 from autotune.errors import InputError
-from autotune.search.rules import RULES, Case, Runtime
-from autotune.specs import ClusterSpec, ModelSpec, Plan, Recompute, Schedule, Space, Workload
+from autotune.search.rules import ANY_RULES, FRAMEWORK_RULES, FSDP, RULES, TODAYS, Case, Rule, Runtime
+from autotune.specs import ClusterSpec, FrameworkName, ModelSpec, Plan, Recompute, Schedule, Space, Workload
 
 __all__ = ["Runtime", "illegal_mask", "illegal_reason", "illegal_reasons", "legal_pieces", "legal_plans"]
 Options = Sequence[Mapping[str, int | bool]]
@@ -78,25 +78,32 @@ def legal_pieces(
     form (micro-batch 1, no sharding, GPipe) is illegal has no legal form, so nothing is lost.
     """
 
-    def keep(table: PlanTable) -> PlanTable:
-        return table.take(~illegal_mask(model, cluster, workload, table, runtime))
+    def keep(table: PlanTable, rules: Sequence[Rule] = ANY_RULES) -> PlanTable:
+        case = Case(model, cluster, workload, runtime, table)
+        return table.take(~reduce(np.logical_or, (rule.broken(case) for rule in rules)))
 
     batches = _field("micro_batch", divisors(workload.global_batch), space.micro_batch)
     choices = (
         _field("ep", divisors(model.experts) if model.experts else [1], space.ep),
-        _pipelines(model, space, runtime),
+        _pipelines(model, workload, space, runtime),
         _field("sequence_parallel", [False, True], space.sequence_parallel),
         _field("zero_stage", [0, 1, 2, 3], space.zero_stage),
     )
     codes = [RECOMPUTES.index(value) for value in RECOMPUTES if space.recompute is None or value in space.recompute]
+    if workload.framework is FSDP and space.recompute is None:
+        codes.remove(SELECTIVE)  # what torchtitan calls selective saves other tensors than the attention core's
     recomputes = [{"recompute": code} for code in codes]
 
     def legal_forms(table: PlanTable) -> PlanTable:
         for options in choices:
             table = keep(_expanded(table, options))
         table = _expanded(table, recomputes)
+        if workload.framework is not FrameworkName.TORCH:
+            table = keep(table, FRAMEWORK_RULES)
         if runtime is not Runtime.ANY:
             return table
+        if workload.framework in TODAYS:
+            table = table.take(_even(model, table))
         # GPipe with one micro-batch is the same order of work as 1F1B, which is listed.
         one = table.dp.astype(np.int64) * table.micro_batch == workload.global_batch
         return table.take(~(one & (table.schedule == GPIPE)))
@@ -118,6 +125,14 @@ def _slices(table: PlanTable, factor: int) -> Iterator[PlanTable]:
     rows = max(PIECE_ROWS // max(factor, 1), 1)
     for start in range(0, len(table), rows):
         yield table.take(slice(start, start + rows))
+
+
+def _even(model: ModelSpec, table: PlanTable) -> BoolColumn:
+    """Interleaved plans with equal chunks, the two ends counted or not: others run, but nobody would choose them."""
+    chunks = table.pp.astype(np.int64) * table.vpp
+    even: BoolColumn = (model.layers % chunks == 0) | ((model.layers + 2) % chunks == 0)
+    listed: BoolColumn = (table.schedule != INTERLEAVED) | even
+    return listed
 
 
 def divisors(number: int) -> list[int]:
@@ -143,9 +158,11 @@ def _layouts(devices: int, layers: int, space: Space) -> PlanTable:
     return PlanTable(tp, pp, dp, cp, one, one, one, off, off, off.astype(np.bool_), schedule)
 
 
-def _pipelines(model: ModelSpec, space: Space, runtime: Runtime) -> Options:
+def _pipelines(model: ModelSpec, workload: Workload, space: Space, runtime: Runtime) -> Options:
     """The schedules with the numbers of chunks that they can have."""
-    chunks = divisors(model.layers) if runtime is Runtime.ANY else range(1, model.layers + 1)
+    chunks: Sequence[int] = divisors(model.layers) if runtime is Runtime.ANY else range(1, model.layers + 1)
+    if runtime is Runtime.ANY and workload.framework in TODAYS:
+        chunks = sorted({*chunks, *divisors(model.layers + 2)})
     return [
         {"schedule": code, "vpp": vpp}
         for code, schedule in enumerate(SCHEDULES)
@@ -206,7 +223,7 @@ def require_bounded(model: ModelSpec, cluster: ClusterSpec, workload: Workload, 
     if layouts > MAX_LAYOUTS:
         raise InputError("cluster.nodes", cluster.nodes, f"{layouts} layouts are more than {MAX_LAYOUTS}: {_FEWER}")
     plain = sum(map(len, legal_pieces(model, cluster, workload, PLAIN, runtime)))
-    chunks = model.layers if runtime is Runtime.TORCH else len(divisors(model.layers))
+    chunks = model.layers if runtime is Runtime.TORCH else len(divisors(model.layers)) + len(divisors(model.layers + 2))
     experts = len(divisors(model.experts)) if model.experts else 1
     plans = plain * experts * (chunks + 2) * CHOICES
     if plans > MAX_PLANS:

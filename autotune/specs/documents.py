@@ -23,25 +23,27 @@ LONGEST_BYTES = 4 * 2**20
 """Far more than any file of ours or config.json; /dev/zero has more."""
 
 
-def read_document(path: Path) -> Any:
+def read_document(path: Path, *, infinite: bool = False) -> Any:
     """The plain data in a YAML or JSON file. Raises InputError for a file that cannot be read or understood."""
-    return parse_document(_text(path), str(path), as_json=path.suffix.lower() == ".json")
+    return parse_document(_text(path), str(path), as_json=path.suffix.lower() == ".json", infinite=infinite)
 
 
-def parse_document(text: str, what: str, *, as_json: bool = False) -> Any:
+def parse_document(text: str, what: str, *, as_json: bool = False, infinite: bool = False) -> Any:
     """The plain data in a YAML or JSON text.
 
     Args:
         text: the document.
         what: its name as the user knows it, for errors.
         as_json: accept nothing but JSON.
+        infinite: take the words Infinity and NaN of JSON, which Python writes, as null: there is no such bound.
 
     Raises:
         InputError: text that is no such document, repeats a key, or uses aliases.
     """
     try:
         if as_json:
-            return json.loads(text, object_pairs_hook=_object, parse_float=_finite, parse_constant=_finite)
+            constant = _unbounded if infinite else _finite
+            return json.loads(text, object_pairs_hook=_object, parse_float=_finite, parse_constant=constant)
         return yaml.load(text, Loader=_Loader)
     except (ValueError, yaml.YAMLError, RecursionError) as error:
         line = " ".join(str(error).split())
@@ -83,6 +85,10 @@ def _finite(text: str) -> float:
     if not math.isfinite(value):
         raise ValueError(f"{text} is not a finite number")
     return value
+
+
+def _unbounded(text: str) -> None:
+    """What stands for Infinity and NaN."""
 
 
 class _Loader(yaml.SafeLoader):

@@ -24,6 +24,8 @@ ByteCount = Annotated[int, Field(ge=1, le=2**62)]  # a bound that floats have ex
 
 
 _ROUTING = ("expert_nodes", "expert_capacity")
+_LATER = (*_ROUTING, "mixers", "mlp_layers", "moe_every", "expert_hidden", "post_norms", "attention_gate", "indexer")
+"""Fields that models of before they were known do not have in their key."""
 
 
 class Norm(StrEnum):
@@ -63,6 +65,56 @@ class LatentAttention(Spec):
     v_head_dim: Count
 
 
+class Recurrence(StrEnum):
+    """How a linear-attention layer carries its state along the sequence.
+
+    `mamba2` (arXiv:2405.21060), `gated_delta` (arXiv:2412.06464), `lightning` (arXiv:2401.04658).
+    """
+
+    MAMBA2 = "mamba2"
+    GATED_DELTA = "gated_delta"
+    LIGHTNING = "lightning"
+
+
+class LinearAttention(Spec):
+    """A layer whose work grows with the sequence, not with its square; its state is `heads` x `key_dim` x `head_dim`.
+
+    `key_heads` of `key_dim` are the keys' and queries' (Mamba-2: its groups and its state), `heads` of `head_dim` the
+    values'. `conv_kernel` 0 means no convolution before it.
+    """
+
+    recurrence: Recurrence
+    heads: Count
+    head_dim: Count
+    key_heads: Count
+    key_dim: Count
+    conv_kernel: CountOrZero = 0
+
+
+class Mixer(Spec):
+    """How `layers` of a model's layers mix tokens, where that is not full attention of the model's own shape.
+
+    `window` > 0: a token attends to the last `window` tokens, or with `chunked` to those since the last multiple of it.
+    `linear`: by linear attention. Neither: not at all, as a layer that is an MLP alone.
+    """
+
+    layers: Count
+    window: CountOrZero = 0
+    chunked: bool = False
+    linear: LinearAttention | None = None
+
+
+class Indexer(Spec):
+    """DeepSeek's sparse attention (DeepSeek-V3.2, arXiv:2512.02556, section 2.1): `heads` cheap heads of `head_dim`
+    choose the `top_k` tokens that a token attends to, in `layers` of the layers; the others take the same ones.
+    """
+
+    heads: Count
+    head_dim: Count
+    top_k: Count
+    layers: Count
+
+
 class ModelSpec(Spec):
     """A decoder-only transformer.
 
@@ -72,6 +124,12 @@ class ModelSpec(Spec):
     always active; the first `dense_layers` keep the dense `ffn`. `expert_nodes` > 0: the experts of a token lie on at
     most so many nodes, and each of these gets it once (node-limited routing, DeepSeek-V3, arXiv:2412.19437, section
     2.1.2). `expert_capacity` > 0: an expert takes at most so many times the mean number of tokens; the rest is dropped.
+    Of the layers after the dense ones each `moe_every`-th is a mixture. `expert_hidden` > 0: routed experts work on a
+    projection to that width.
+
+    `mixers` says which layers do not mix tokens by full attention, and how many; they are taken to be spread evenly.
+    `mlp_layers` > 0: only so many layers have an MLP, the others mix alone. `post_norms`: a norm after each block too.
+    `attention_gate`: queries come with a gate for the context, which doubles their projection.
     """
 
     model_config = ConfigDict(json_schema_extra=_drop_filled)
@@ -100,6 +158,13 @@ class ModelSpec(Spec):
     expert_nodes: CountOrZero = 0
     expert_capacity: Annotated[float, Field(ge=0, le=MAX_CAPACITY)] = 0.0
     latent_attention: LatentAttention | None = None
+    mixers: tuple[Mixer, ...] = ()
+    mlp_layers: CountOrZero = 0
+    moe_every: Count = 1
+    expert_hidden: CountOrZero = 0
+    post_norms: bool = False
+    attention_gate: bool = False
+    indexer: Indexer | None = None
     source: str = ""
 
     @model_validator(mode="before")
@@ -113,6 +178,8 @@ class ModelSpec(Spec):
             whole = isinstance(hidden, int) and isinstance(heads, int) and heads > 0 and hidden % heads == 0
             if "head_dim" not in data and isinstance(hidden, int) and isinstance(heads, int) and whole:
                 data["head_dim"] = hidden // heads
+            if isinstance(data.get("mixers"), list):  # a list is what a document has
+                data["mixers"] = tuple(data["mixers"])
         return data
 
     @model_validator(mode="after")
@@ -123,12 +190,33 @@ class ModelSpec(Spec):
         if self.experts:
             self._check_experts()
         else:
-            for name in ("top_k", "expert_ffn", "shared_experts", "dense_layers", *_ROUTING):
+            for name in ("top_k", "expert_ffn", "shared_experts", "dense_layers", "expert_hidden", *_ROUTING):
                 if getattr(self, name):
                     raise mismatch(name, getattr(self, name), f"{name} needs experts > 0")
+            if self.moe_every > 1:
+                raise mismatch("moe_every", self.moe_every, "moe_every needs experts > 0")
         if self.position is Position.LEARNED and not self.max_positions:
             raise mismatch("max_positions", self.max_positions, "learned positions need max_positions")
+        self._check_layers()
         return self
+
+    def _check_layers(self) -> None:
+        mixed = sum(mixer.layers for mixer in self.mixers)
+        for name, count in (("mixers", mixed), ("mlp_layers", self.mlp_layers)):
+            if count > self.layers:
+                raise mismatch(name, count, f"{name} are of {count} layers, the model has {self.layers}")
+        if any(mixer.linear is not None and mixer.window for mixer in self.mixers):
+            raise mismatch("mixers", "linear with a window", "a mixer has a window or is linear, not both")
+        if self.mlp_layers and self.dense_layers:
+            raise mismatch("mlp_layers", self.mlp_layers, "it goes without dense_layers: all MLPs are of one kind")
+        if self.indexer is not None and self.indexer.layers > self.layers:
+            raise mismatch("indexer", self.indexer.layers, f"indexer.layers must not exceed layers ({self.layers})")
+
+    @property
+    def uniform(self) -> bool:
+        """Whether all layers are alike but for dense ones before mixtures: what frameworks' plain models can say."""
+        plain = not (self.mixers or self.mlp_layers or self.indexer or self.expert_hidden)
+        return plain and self.moe_every == 1 and not self.post_norms and not self.attention_gate
 
     def _check_experts(self) -> None:
         if not 1 <= self.top_k <= self.experts:
@@ -138,11 +226,12 @@ class ModelSpec(Spec):
         if self.dense_layers > self.layers:
             allowed = f"dense_layers ({self.dense_layers}) must not exceed layers ({self.layers})"
             raise mismatch("dense_layers", self.dense_layers, allowed)
+        if self.moe_every > 1 and self.dense_layers:
+            raise mismatch("moe_every", self.moe_every, "it goes without dense_layers")
 
     @property
     def key(self) -> str:
         """Identifies the shape, whatever its name or source."""
-        unsaid = {
-            name for name in _ROUTING if not getattr(self, name)
-        }  # models of before these were known keep their key
+        fields = type(self).model_fields
+        unsaid = {name for name in _LATER if getattr(self, name) == fields[name].default}
         return self.digest(without=frozenset({"name", "source", *unsaid}))

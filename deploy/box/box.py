@@ -14,7 +14,7 @@ import yaml
 from deploy.box.network import BoxNetwork, make_network
 from deploy.box.processes import Processes
 from deploy.box.removal import Remover, fresh_folder
-from deploy.box.servers import start_postgres, start_redis
+from deploy.box.servers import Server, start_postgres, start_redis
 from deploy.box.services import Services
 
 POOL = "box"
@@ -41,22 +41,23 @@ class Box:
         self.folder = fresh_folder(self.network.number)
         self.processes = Processes(self.folder / "logs")
         try:
-            self.database_url = start_postgres(self.processes, self.network, self.folder / "postgres").url
-            self.broker_url = start_redis(self.processes, self.network, self.folder).url
+            database = start_postgres(self.processes, self.network, self.folder / "postgres")
+            broker = start_redis(self.processes, self.network, self.folder)
+            self.database_url, self.broker_url = database.url, broker.url
             self.cluster_file = self.folder / "cluster.yaml"
             self.cluster_file.write_text(yaml.safe_dump(box_cluster(nodes, ranks, rate_mbit, memory_mib)))
-            self._services = self._start_services(ranks)
+            self._services = self._start_services(database, broker, ranks)
         except BaseException:
             self.close()
             raise
 
-    def _start_services(self, ranks: int) -> Services:
+    def _start_services(self, database: Server, broker: Server, ranks: int) -> Services:
         services = Services(
             network=self.network,
             processes=self.processes,
             folder=self.folder,
-            database_url=self.database_url,
-            broker_url=self.broker_url,
+            database=database,
+            broker=broker,
             ranks=ranks,
         )
         services.migrate()

@@ -1,4 +1,7 @@
-"""The servers of a box: a private PostgreSQL and a private Redis that listen on the bridge only."""
+"""The servers of a box: a private PostgreSQL and a private Redis that listen on the bridge only.
+
+Their roles and users are those of any installation (deploy/postgres, deploy/redis).
+"""
 
 from __future__ import annotations
 
@@ -16,6 +19,10 @@ from deploy.box.processes import BoxError, Command, Processes, run_once, send_si
 
 READY_S = 120.0
 _DATABASE = "autotune"
+_SUPERUSER = "postgres"
+NODE_ROLE = "autotune_node"
+_ROLES = Path(__file__).parents[1] / "postgres/roles.sql"
+_USERS = Path(__file__).parents[1] / "redis/users.sh"
 _POSTGRES_PORT, _REDIS_PORT = 5432, 6379
 # Nothing of a box outlives it, so nothing has to be safe on disk.
 _POSTGRES_SETTINGS = {"fsync": "off", "full_page_writes": "off", "shared_buffers": "32MB", "max_connections": "100"}
@@ -23,9 +30,10 @@ _POSTGRES_SETTINGS = {"fsync": "off", "full_page_writes": "off", "shared_buffers
 
 @dataclass(frozen=True, slots=True)
 class Server:
-    """A server: the URL that clients use, and whether it answers."""
+    """A server: the URL for the control plane, that for nodes, and whether it answers."""
 
     url: str
+    node_url: str
     is_ready: Callable[[], bool]
 
 
@@ -33,8 +41,8 @@ def start_postgres(processes: Processes, network: BoxNetwork, folder: Path) -> S
     """Makes PostgreSQL's files in `folder`, starts it as `postgres` and creates our database."""
     binaries = _postgres_binaries()
     user = _unprivileged_user()
-    password = secrets.token_urlsafe(18)
-    data = _make_cluster(network, folder, binaries, user, password)
+    superuser, owner, of_node = (secrets.token_urlsafe(18) for _ in range(3))
+    data = _make_cluster(network, folder, binaries, user, superuser)
     settings = {
         **_POSTGRES_SETTINGS,
         "listen_addresses": network.hub_address,
@@ -44,13 +52,25 @@ def start_postgres(processes: Processes, network: BoxNetwork, folder: Path) -> S
     options = [word for name, value in settings.items() for word in ("-c", f"{name}={value}")]
     words = (str(binaries / "postgres"), "-D", str(data), *options)
     where = f"{network.hub_address}:{_POSTGRES_PORT}"
+    above = f"postgresql://{_SUPERUSER}:{superuser}@{where}/postgres"
     server = Server(
-        f"postgresql://{_DATABASE}:{password}@{where}/{_DATABASE}",
-        lambda: _postgres_answers(f"postgresql://{_DATABASE}:{password}@{where}/postgres"),
+        url=f"postgresql://{_DATABASE}:{owner}@{where}/{_DATABASE}",
+        node_url=f"postgresql://{NODE_ROLE}:{of_node}@{where}/{_DATABASE}",
+        is_ready=lambda: _postgres_answers(above),
     )
     processes.start("postgres", Command(namespace=network.hub, words=words, user=user))
     processes.wait_until("postgres", server.is_ready, within_s=READY_S)
-    _create_database(f"postgresql://{_DATABASE}:{password}@{where}/postgres")
+    files = _in_files(folder, OWNER_PASSWORD_FILE=owner, NODE_PASSWORD_FILE=of_node, PGPASSFILE=f"*:*:*:*:{superuser}")
+    script = (
+        str(binaries / "psql"),
+        "-X",
+        "-q",
+        "-d",
+        f"postgresql://{_SUPERUSER}@{where}/postgres",
+        "-f",
+        str(_ROLES),
+    )
+    run_once(Command(namespace=network.hub, words=script, environment=files))
     return server
 
 
@@ -59,15 +79,18 @@ def start_redis(processes: Processes, network: BoxNetwork, folder: Path) -> Serv
     program = shutil.which("redis-server")
     if program is None:
         raise BoxError("redis-server not found; it is in the package redis-server")
-    password = secrets.token_urlsafe(18)
-    settings = folder / "redis.conf"
-    # In a file, as arguments can be read by everybody.
-    settings.touch(mode=0o600)
-    lines = (f"bind {network.hub_address}", f"port {_REDIS_PORT}", f"requirepass {password}", f"dir {folder}")
-    settings.write_text("\n".join([*lines, 'save ""', "appendonly no", ""]))
-    url = f"redis://:{password}@{network.hub_address}:{_REDIS_PORT}/0"
-    server = Server(url, lambda: _redis_answers(url))
-    processes.start("redis", Command(namespace=network.hub, words=(program, str(settings))))
+    owner, of_node = (secrets.token_urlsafe(18) for _ in range(2))
+    files = _in_files(folder, BROKER_PASSWORD_FILE=owner, NODE_PASSWORD_FILE=of_node)
+    users = folder / "users.acl"
+    users.touch(mode=0o600)
+    users.write_text(run_once(Command(namespace=network.hub, words=("sh", str(_USERS)), environment=files)))
+    where = f"{network.hub_address}:{_REDIS_PORT}/0"
+    url = f"redis://autotune:{owner}@{where}"
+    server = Server(url=url, node_url=f"redis://{NODE_ROLE}:{of_node}@{where}", is_ready=lambda: _redis_answers(url))
+    options = {"bind": network.hub_address, "port": str(_REDIS_PORT), "dir": str(folder), "aclfile": str(users)}
+    settings = [word for name, value in options.items() for word in (f"--{name}", value)]
+    words = (program, *settings, "--save", "", "--appendonly", "no")
+    processes.start("redis", Command(namespace=network.hub, words=words))
     processes.wait_until("redis", server.is_ready, within_s=READY_S)
     return server
 
@@ -95,7 +118,7 @@ def _make_cluster(network: BoxNetwork, folder: Path, binaries: Path, user: str, 
     secret.write_text(password)
     for path in (folder, secret):
         shutil.chown(path, user)
-    options = ("-U", _DATABASE, "-A", "scram-sha-256", f"--pwfile={secret}", "-E", "UTF8", "--locale=C", "-N")
+    options = ("-U", _SUPERUSER, "-A", "scram-sha-256", f"--pwfile={secret}", "-E", "UTF8", "--locale=C", "-N")
     words = (str(binaries / "initdb"), "-D", str(data), *options)
     run_once(Command(namespace=network.hub, words=words, user=user))
     secret.unlink()
@@ -130,11 +153,12 @@ def _postgres_answers(url: str) -> bool:
     return True
 
 
-def _create_database(url: str) -> None:
-    import psycopg
-
-    with psycopg.connect(url, autocommit=True) as connection:
-        connection.execute(f"CREATE DATABASE {_DATABASE}")
+def _in_files(folder: Path, **secret_of: str) -> dict[str, str]:
+    """Writes each secret to a file that only we can read; returns the files by the same names."""
+    for name, secret in secret_of.items():
+        (folder / name).touch(mode=0o600)
+        (folder / name).write_text(secret)
+    return {name: str(folder / name) for name in secret_of}
 
 
 def _redis_answers(url: str) -> bool:

@@ -6,7 +6,7 @@ import json
 import sys
 import urllib.error
 import urllib.request
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from http import HTTPStatus
 from pathlib import Path
@@ -14,6 +14,7 @@ from typing import Any
 
 from deploy.box.network import NODE_DEVICE, BoxNetwork
 from deploy.box.processes import BoxError, Command, Processes, run_once
+from deploy.box.servers import NODE_ROLE, Server
 
 API_PORT = 8765
 KEY_NAME = "box"
@@ -30,8 +31,8 @@ class Services:
     network: BoxNetwork
     processes: Processes
     folder: Path
-    database_url: str
-    broker_url: str
+    database: Server
+    broker: Server
     ranks: int
 
     @property
@@ -40,8 +41,9 @@ class Services:
         return f"http://{self.network.hub_address}:{API_PORT}"
 
     def migrate(self) -> None:
-        """Makes the tables."""
+        """Makes the tables, and lets nodes use what they need."""
         run_once(self._hub_command("db", "migrate"))
+        run_once(self._hub_command("db", "grant", NODE_ROLE))
 
     def create_key(self) -> str:
         """A new API key that may do everything."""
@@ -67,7 +69,9 @@ class Services:
     def _start_node(self, node: str, cluster: Path) -> None:
         words = ("worker", "--role", "node", "--name", node, "--cluster", str(cluster), "--slots", str(self.ranks))
         place = ("--address", self.network.address(node), "--interface", NODE_DEVICE, "--topology", node)
-        self.processes.start(node, self._command(self.network.namespace(node), node, *words, *place))
+        own = {"AUTOTUNE_DB": self.database.node_url, "AUTOTUNE_BROKER": self.broker.node_url}
+        command = self._command(self.network.namespace(node), node, *words, *place)
+        self.processes.start(node, replace(command, environment={**command.environment, **own}))
 
     def answers(self) -> bool:
         """Whether the API says that it is healthy."""
@@ -100,8 +104,8 @@ class Services:
 
     def _command(self, namespace: str, name: str, *words: str) -> Command:
         environment = {
-            "AUTOTUNE_DB": self.database_url,
-            "AUTOTUNE_BROKER": self.broker_url,
+            "AUTOTUNE_DB": self.database.url,
+            "AUTOTUNE_BROKER": self.broker.url,
             "AUTOTUNE_LOG_DIR": str(self.folder / "logs" / f"{name}-ranks"),
             # The client settings of whoever starts the box are not for these processes.
             "AUTOTUNE_SERVER": "",

@@ -11,6 +11,20 @@ from typing import Any
 
 from autotune.specs import DeviceKind
 
+# What a rank is given of the launcher's environment: what Python, compilers, maths and network libraries read. Anything
+# else stays behind, and so do the addresses and passwords of the fleet, API keys and a cloud's credentials.
+_NAMES = {
+    "CC", "CXX", "HOME", "LANG", "LANGUAGE", "LD_LIBRARY_PATH", "LD_PRELOAD", "LIBRARY_PATH", "LOGNAME", "PATH", "TEMP",
+    "TMP", "TMPDIR", "TZ", "USER", "VIRTUAL_ENV", "XDG_CACHE_HOME",
+}  # fmt: skip
+_PREFIXES = (
+    "AMD_", "CONDA_", "CUBLAS_", "CUDA_", "CUDNN_", "FI_", "GLOO_", "GOMP_", "GPU_", "HIP_", "HSA_", "IBV_", "KMP_",
+    "LC_", "MALLOC_", "MIOPEN_", "MKL_", "MLX5_", "NCCL_", "NVIDIA_", "NVTE_", "NVSHMEM_", "OFI_", "OMP_", "OPENBLAS_",
+    "PYTHON", "PYTORCH_", "RCCL_", "RDMAV_", "ROCBLAS_", "ROCM_", "ROCR_", "SHARP_", "TORCH", "TRITON_", "UCX_",
+)  # fmt: skip
+SECRET_WORDS = ("TOKEN", "SECRET", "PASSW", "CREDENTIAL", "AUTH", "_KEY", "COOKIE")
+"""A variable with one of these in its name could be a secret, whatever its prefix."""
+
 _PARENT_DEATH = Path(__file__).with_name("parent_death.py")
 # Enough for autograd, gloo and Python threads; see parent_death._limit_stacks.
 _CPU_STACK_BYTES = 2 << 20
@@ -53,18 +67,27 @@ class RankConfig:
 
 
 def rank_environment(kind: DeviceKind, ranks: int, placement: Placement) -> dict[str, str]:
-    """The environment of a rank: the launcher's, defaults for what is unset, then the placement's.
+    """The environment of a rank: what it may have of the launcher's, defaults for what is unset, then the placement's.
 
     Defaults are gloo on the loopback device (all ranks are on one machine unless placed elsewhere) and, for CPU
     ranks, OMP_NUM_THREADS = cores / ranks, at least 1, because ranks that each use every core measure only contention.
     """
-    environment = dict(os.environ)
+    environment = clean_environment()
     environment.setdefault("GLOO_SOCKET_IFNAME", "lo")
     if kind is DeviceKind.CPU:
         cores = len(os.sched_getaffinity(0))
         environment.setdefault("OMP_NUM_THREADS", str(max(1, cores // ranks)))
     environment.update(placement.environment)
     return environment
+
+
+def clean_environment() -> dict[str, str]:
+    """This process's environment as another program may have it: what libraries read, and nothing of ours."""
+    return {
+        name: value
+        for name, value in os.environ.items()
+        if (name in _NAMES or name.startswith(_PREFIXES)) and not any(word in name for word in SECRET_WORDS)
+    }
 
 
 def dying_with_parent(command: list[str], kind: DeviceKind) -> list[str]:

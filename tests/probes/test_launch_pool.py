@@ -142,3 +142,25 @@ def test_missing_torch_is_nothing_to_measure_with(tmp_path: Path) -> None:
 def test_one_placement_a_rank() -> None:
     with pytest.raises(InputError, match="one for each of the 2 ranks"):
         RankPool(cpu_cluster(2), 2, placements=[Placement()])
+
+
+def test_ranks_get_what_libraries_read_and_nothing_of_the_fleet(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    secrets = (
+        "AUTOTUNE_DB", "AUTOTUNE_BROKER", "AUTOTUNE_API_KEY", "AUTOTUNE_DB_FILE", "AWS_SECRET_ACCESS_KEY", "PGPASSWORD",
+        "GOOGLE_APPLICATION_CREDENTIALS", "HF_TOKEN", "HTTPS_PROXY", "NCCL_AUTH_TOKEN", "UNHEARD_OF",
+    )  # fmt: skip
+    wanted = ("NCCL_IB_HCA", "UCX_TLS", "FI_PROVIDER", "LC_TIME", "CUDA_MODULE_LOADING", "TORCHINDUCTOR_CACHE_DIR")
+    for name in (*secrets, *wanted):
+        monkeypatch.setenv(name, "a value")
+    pool = RankPool(cpu_cluster(1), 1)
+    try:
+        gathered = pool.form(deadline=time.monotonic() + AMPLE_S, log_dir=tmp_path)
+        assert gathered.failure is None, gathered.failure
+        environment = psutil.Process(pool.pids[0]).environ()
+    finally:
+        pool.close()
+    assert set(secrets).isdisjoint(environment)
+    assert {name: environment.get(name) for name in wanted} == dict.fromkeys(wanted, "a value")
+    assert {"PATH", "PYTHONPATH", "OMP_NUM_THREADS", "GLOO_SOCKET_IFNAME"} <= set(environment)

@@ -146,6 +146,7 @@ class Crew:
         }
         self.settings = read_settings(self.environment)
         self.store = open_store(self.settings.database_url)
+        self.node_database_url = postgres.node_url(self.database)
         self.queue = open_queue(self.settings)
         self.workers: list[Worker] = []
         self.part: dict[str, Worker] = {}
@@ -173,10 +174,11 @@ class Crew:
     def start_node(
         self, name: str, address: str = "127.0.0.1", patience: Sequence[str] = PATIENCE, **environment: str
     ) -> Worker:
-        """Starts a node of the pool."""
+        """Starts a node of the pool, which has the rights of a node in database and broker."""
         cluster = self.folder / "pool.yaml"
         cluster.write_text(pool_cluster().to_yaml())
         place = ["--cluster", str(cluster), "--address", address]
+        environment = {"AUTOTUNE_DB": self.node_database_url, "AUTOTUNE_BROKER": self.broker.node_url} | environment
         return self.start(name, *autotune("worker", "--name", name, *place, *patience), **environment)
 
     def start_tuner(self, *more: str) -> Worker:

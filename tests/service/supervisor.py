@@ -79,8 +79,8 @@ class Supervisor:
         return {process for worker in self.services.values() for process in _family(worker)}
 
     def strays(self) -> list[psutil.Process]:
-        """Processes of the crew, found by its environment, that belong to no service that runs."""
-        ours = [process for process in psutil.process_iter() if _log_dir(process) == str(self._crew.settings.log_dir)]
+        """Processes of the crew, found by its folder of logs, that belong to no service that runs."""
+        ours = [process for process in psutil.process_iter() if _has(process, str(self._crew.settings.log_dir))]
         return [process for process in ours if process not in self.living()]
 
 
@@ -91,12 +91,12 @@ def _family(worker: Worker) -> list[psutil.Process]:
         return []
 
 
-def _log_dir(process: psutil.Process) -> str | None:
-    """What a process was given as AUTOTUNE_LOG_DIR, which is another folder for each crew."""
+def _has(process: psutil.Process, log_dir: str) -> bool:
+    """Whether a process was given that folder: in its environment, or, as ranks are, by its arguments."""
     try:
-        return process.environ().get("AUTOTUNE_LOG_DIR")
+        return process.environ().get("AUTOTUNE_LOG_DIR") == log_dir or log_dir in " ".join(process.cmdline())
     except (psutil.Error, OSError):
-        return None
+        return False
 
 
 def _free_port() -> int:

@@ -12,7 +12,6 @@ import pytest
 from cachetools import LRUCache
 from processes import run_apart
 
-from autotune.api.access import address_of
 from autotune.api.application import ANSWERS_BYTES
 from autotune.api.sharing import Cache, size_bytes
 from autotune.catalog import cluster_from_shorthand, model
@@ -97,11 +96,3 @@ def test_the_pieces_are_all_legal_plans_once_and_in_order(monkeypatch: pytest.Mo
     monkeypatch.undo()
     large = rank(*question, space, limit=50)
     assert (small.legal, small.fitting, small.plans) == (large.legal, large.fitting, large.plans)
-
-
-def test_all_addresses_that_one_has_count_as_one() -> None:
-    assert address_of("10.1.2.3") == "10.1.2.3"
-    assert address_of("2001:db8:1:2:3::4") == address_of("2001:db8:1:2:ffff::9") == "2001:db8:1:2::/64"
-    assert address_of("2001:db8:1:3::4") != address_of("2001:db8:1:2::4")
-    assert address_of("::ffff:10.1.2.3") == "10.1.2.3"
-    assert address_of("testclient") == "testclient"

@@ -51,3 +51,39 @@ def test_the_file_of_a_database() -> None:
     assert database_file("sqlite:////a/b.db") == Path("/a/b.db")
     assert database_file("sqlite:///b.db") == Path("b.db")
     assert database_file("postgresql://me@host/name") is None
+
+
+SECRETS = {
+    "AUTOTUNE_DB": "database_url",
+    "AUTOTUNE_BROKER": "broker_url",
+    "AUTOTUNE_API_KEY": "api_key",
+    "AUTOTUNE_WEBHOOK_URL": "webhook_url",
+    "AUTOTUNE_WEBHOOK_SECRET": "webhook_secret",
+    "AUTOTUNE_SMTP_URL": "smtp_url",
+}
+
+
+@pytest.mark.parametrize(("variable", "attribute"), SECRETS.items())
+def test_a_secret_may_be_in_a_file(tmp_path: Path, variable: str, attribute: str) -> None:
+    file = tmp_path / "secret"
+    file.write_text("what://only:we@know\n")
+    assert getattr(read_settings({f"{variable}_FILE": str(file)}), attribute) == "what://only:we@know"
+
+
+def test_a_secret_is_said_once(tmp_path: Path) -> None:
+    file = tmp_path / "secret"
+    file.write_text("redis://:hidden@here")
+    with pytest.raises(InputError, match="either AUTOTUNE_BROKER or AUTOTUNE_BROKER_FILE, not both") as told:
+        read_settings({"AUTOTUNE_BROKER": "redis://:hidden@there", "AUTOTUNE_BROKER_FILE": str(file)})
+    assert "hidden" not in str(told.value)
+
+
+@pytest.mark.parametrize(
+    ("content", "reason"), [(None, "No such file"), (b" \n", "not empty"), (b"\xff", "can be read")]
+)
+def test_a_file_without_a_secret_is_refused(tmp_path: Path, content: bytes | None, reason: str) -> None:
+    file = tmp_path / "secret"
+    if content is not None:
+        file.write_bytes(content)
+    with pytest.raises(InputError, match=f"AUTOTUNE_DB_FILE.*{reason}"):
+        read_settings({"AUTOTUNE_DB_FILE": str(file)})
