@@ -26,6 +26,7 @@ from autotune.api.requests import (
     Limit,
     ModelName,
     Nodes,
+    Precision,
     SeqLen,
     Text,
     WorkloadRequest,
@@ -78,6 +79,7 @@ async def best(
     dtype: DTypeName = None,
     framework: Framework = None,
     kernels: Kernels = None,
+    precision: Precision = None,
     target: Annotated[
         str | None,
         Query(alias="for", json_schema_extra={"enum": [*targets()]}, description="Give the launch arguments too."),
@@ -90,7 +92,7 @@ async def best(
     something. Answers may be two seconds old.
     """
     parts = parts_of(request)
-    given = asked_workload(seq_len, global_batch, dtype, framework, kernels)
+    given = asked_workload(seq_len, global_batch, dtype, framework, kernels, precision)
     if tuning is not None:
         return await run_in_threadpool(lambda: Json(_of_named(parts, parts.store.tuning(tuning), target)))
     asked = ("best", model, cluster, nodes, given, target)
@@ -132,6 +134,7 @@ def rank_plans(
     dtype: DTypeName = None,
     framework: Framework = None,
     kernels: Kernels = None,
+    precision: Precision = None,
     tp: Tp = None,
     pp: Pp = None,
     micro_batch: MicroBatch = None,
@@ -148,7 +151,7 @@ def rank_plans(
     """
     parts = parts_of(request)
     model_spec, cluster_spec = find_model(parts.store, model), find_cluster(parts.store, cluster, nodes)
-    given = asked_workload(seq_len, global_batch, dtype, framework, kernels)
+    given = asked_workload(seq_len, global_batch, dtype, framework, kernels, precision)
     workload = find_workload(model_spec, cluster_spec, given)
     choices = {
         "tp": tp, "pp": pp, "micro_batch": micro_batch, "zero_stage": zero_stage, "recompute": recompute,

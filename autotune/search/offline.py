@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
-from autotune.cost.estimate import EstimateTable, estimate_table, memory_table
+from autotune.cost.estimate import NINETY_PERCENT, EstimateTable, estimate_table, memory_table
 from autotune.cost.table import IndexColumn, PlanTable
 from autotune.errors import IllegalPlanError, NothingFitsError
+from autotune.search.posterior import believe
+from autotune.search.residual import features
 from autotune.search.space import Runtime, illegal_reason, legal_pieces
 from autotune.specs import ClusterSpec, Estimate, ModelSpec, Plan, Profile, Recompute, Space, Workload
 
@@ -32,7 +34,7 @@ class EstimatedPlan:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ranking:
-    """The best plans by estimated tokens/s/GPU among those that fit.
+    """The best plans by estimated tokens/s/GPU times P(fits), among those that are likelier to fit than not.
 
     `seconds` is the time of the whole answer, `estimates_per_s` the rate of the estimates alone; both were measured.
     """
@@ -42,6 +44,29 @@ class Ranking:
     seconds: float
     estimates_per_s: float
     plans: tuple[EstimatedPlan, ...]
+
+
+def estimated(
+    model: ModelSpec,
+    cluster: ClusterSpec,
+    workload: Workload,
+    plans: Sequence[Plan],
+    profile: Profile | None = None,
+) -> list[Estimate]:
+    """Estimates of these plans with the intervals that hold before anything was measured.
+
+    Raises:
+        MissingMeasurementError: a speed that is needed is neither measured nor in the catalog.
+    """
+    table = PlanTable.of(plans)
+    estimates = estimate_table(model, cluster, workload, table, profile)
+    posterior = believe(table, features(table), estimates, (), devices=cluster.devices, setup_s=0.0, steps=1)
+    found = []
+    for i, sd in enumerate(posterior.log_sd):
+        one, spread = estimates.row(i), float(np.exp(NINETY_PERCENT * sd))
+        interval = one.step_time_s / spread, one.step_time_s * spread
+        found.append(one.model_copy(update={"step_time_interval_s": interval}))
+    return found
 
 
 def rank(
@@ -74,35 +99,35 @@ def rank(
     if not fitting:
         tables = legal_pieces(model, cluster, workload, space, runtime)
         nearest_misses(model, cluster, workload, tables, space=space, runtime=runtime, profile=profile)
-    winners = estimate_table(model, cluster, workload, best.table, profile)
-    plans = [EstimatedPlan(plan=best.table.plan(i), estimate=winners.row(i)) for i in range(len(best.table))]
+    plans = [best.table.plan(i) for i in range(len(best.table))]
+    found = estimated(model, cluster, workload, plans, profile)
     return Ranking(
         legal=legal,
         fitting=fitting,
         seconds=time.perf_counter() - started,
         estimates_per_s=legal / estimating_s,
-        plans=tuple(plans),
+        plans=tuple(EstimatedPlan(plan=plan, estimate=one) for plan, one in zip(plans, found, strict=True)),
     )
 
 
 class _Best:
-    """The fastest plans of several tables; of equally fast ones those with the least memory, then the first."""
+    """The best plans of several tables; of equally good ones those with the least memory, then the first."""
 
     def __init__(self, limit: int) -> None:
         self.table = PlanTable.of([])
-        self._limit, self._speed, self._peak = limit, np.empty(0), np.empty(0)
+        self._limit, self._worth, self._peak = limit, np.empty(0), np.empty(0)
 
     def add(self, table: PlanTable, fits: IndexColumn, estimates: EstimateTable) -> None:
         """Takes the rows `fits` of a table into account."""
-        speed = estimates.tokens_per_s_per_gpu[fits]
+        worth = estimates.expected[fits]
         if len(fits) > self._limit:  # most rows need not be sorted
-            fast = speed >= np.partition(speed, len(speed) - self._limit)[len(speed) - self._limit]
-            fits, speed = fits[fast], speed[fast]
-        speed = np.concatenate([self._speed, speed])
+            good = worth >= np.partition(worth, len(worth) - self._limit)[len(worth) - self._limit]
+            fits, worth = fits[good], worth[good]
+        worth = np.concatenate([self._worth, worth])
         peak = np.concatenate([self._peak, estimates.peak_memory_bytes[fits]])
-        order = np.lexsort((peak, -speed))[: self._limit]
+        order = np.lexsort((peak, -worth))[: self._limit]
         self.table = PlanTable.concat([self.table, table.take(fits)]).take(order)
-        self._speed, self._peak = speed[order], peak[order]
+        self._worth, self._peak = worth[order], peak[order]
 
 
 def nearest_misses(
@@ -121,7 +146,7 @@ def nearest_misses(
     for table in tables:
         if not len(table):
             continue
-        needs = memory_table(model, cluster, workload, table, profile).needed_bytes
+        needs = memory_table(model, cluster, workload, table, profile).device_bytes
         if needs.min() <= has:
             return
         count += len(table)
@@ -172,7 +197,7 @@ def _nodes_needed(
         more = {"nodes": nodes, "inter": cluster.inter or cluster.intra}
         larger = cluster.model_copy(update=more)
         return any(
-            memory_table(model, larger, workload, table, profile).needed_bytes.min() <= cluster.device.memory_bytes
+            memory_table(model, larger, workload, table, profile).device_bytes.min() <= cluster.device.memory_bytes
             for table in legal_pieces(model, larger, workload, saving, runtime)
         )
 

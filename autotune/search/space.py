@@ -3,13 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from functools import reduce
 from math import prod
 
 import numpy as np
 import numpy.typing as npt
 
-from autotune.cost.table import COLUMNS, GPIPE, INTERLEAVED, RECOMPUTES, SCHEDULES, SELECTIVE, BoolColumn, PlanTable
+from autotune.cost.table import (
+    COLUMNS,
+    GPIPE,
+    INTERLEAVED,
+    RECOMPUTES,
+    SCHEDULES,
+    BoolColumn,
+    PlanTable,
+    module_bits,
+)
 from autotune.errors import InputError
 from autotune.search.rules import ANY_RULES, FRAMEWORK_RULES, FSDP, RULES, TODAYS, Case, Rule, Runtime
 from autotune.specs import ClusterSpec, FrameworkName, ModelSpec, Plan, Recompute, Schedule, Space, Workload
@@ -83,21 +93,25 @@ def legal_pieces(
         return table.take(~reduce(np.logical_or, (rule.broken(case) for rule in rules)))
 
     batches = _field("micro_batch", divisors(workload.global_batch), space.micro_batch)
+    experts = _field("ep", divisors(model.experts) if model.experts else [1], space.ep)
     choices = (
-        _field("ep", divisors(model.experts) if model.experts else [1], space.ep),
         _pipelines(model, workload, space, runtime),
         _field("sequence_parallel", [False, True], space.sequence_parallel),
         _field("zero_stage", [0, 1, 2, 3], space.zero_stage),
     )
-    codes = [RECOMPUTES.index(value) for value in RECOMPUTES if space.recompute is None or value in space.recompute]
-    if workload.framework is FSDP and space.recompute is None:
-        codes.remove(SELECTIVE)  # what torchtitan calls selective saves other tensors than the attention core's
-    recomputes = [{"recompute": code} for code in codes]
+    recomputes = _recomputes(workload, space)
 
     def legal_forms(table: PlanTable) -> PlanTable:
+        table = keep(_expanded(table, experts))
+        if model.experts and workload.framework in TODAYS:
+            folded = table.take((table.tp > 1) & (table.ep > 1))
+            ones = replace(folded, etp=np.ones(len(folded), dtype=np.int32))
+            table = PlanTable.concat([table, keep(ones)])
         for options in choices:
             table = keep(_expanded(table, options))
         table = _expanded(table, recomputes)
+        if space.recompute_modules or (space.recompute and Recompute.OP in space.recompute):
+            table = keep(table)  # the others are always legal
         if workload.framework is not FrameworkName.TORCH:
             table = keep(table, FRAMEWORK_RULES)
         if runtime is not Runtime.ANY:
@@ -109,7 +123,7 @@ def legal_pieces(
         return table.take(~(one & (table.schedule == GPIPE)))
 
     layouts = keep(_layouts(cluster.devices, model.layers, space))
-    forms = prod(map(len, (*choices, recomputes)))
+    forms = prod(map(len, (experts, *choices, recomputes)))
     for batched in _slices(layouts, len(batches)):
         plain = keep(_expanded(batched, batches))
         # Most forms break a rule: a few times as many are begun with.
@@ -155,7 +169,7 @@ def _layouts(devices: int, layers: int, space: Space) -> PlanTable:
     tp, pp, dp, cp = np.array(found, dtype=np.int32).reshape(-1, 4).T
     one, off = np.ones(len(found), dtype=np.int32), np.zeros(len(found), dtype=np.int8)
     schedule = np.where(pp > 1, GPIPE, SCHEDULES.index(Schedule.ONE_F_ONE_B)).astype(np.int8)
-    return PlanTable(tp, pp, dp, cp, one, one, one, off, off, off.astype(np.bool_), schedule)
+    return PlanTable(tp, pp, dp, cp, one, one, one, off, off, off.astype(np.bool_), schedule, off, off.astype(np.int32))
 
 
 def _pipelines(model: ModelSpec, workload: Workload, space: Space, runtime: Runtime) -> Options:
@@ -169,6 +183,22 @@ def _pipelines(model: ModelSpec, workload: Workload, space: Space, runtime: Runt
         if space.schedule is None or schedule in space.schedule
         for vpp in (chunks if code == INTERLEAVED else [1])
         if _allowed(vpp, space.vpp)
+    ]
+
+
+def _recomputes(workload: Workload, space: Space) -> Options:
+    """The kinds of recomputation; selective of each set of modules that is asked for, else of the attention core.
+
+    `op` is torchtitan's in place of selective, and counts elsewhere only where it is asked for.
+    """
+    middle = Recompute.OP if workload.framework is FSDP else Recompute.SELECTIVE
+    chosen = space.recompute or (Recompute.NONE, middle, Recompute.FULL)
+    sets = space.recompute_modules or ((),)
+    return [
+        {"recompute": code, "recompute_modules": module_bits(modules)}
+        for code, kind in enumerate(RECOMPUTES)
+        if kind in chosen
+        for modules in (sets if kind is Recompute.SELECTIVE else ((),))
     ]
 
 
