@@ -207,7 +207,7 @@ def stage_parameters(model: ModelSpec, layouts: Layouts, slots: StageSlots) -> S
     mixed = layer_parameters(model, moe=True) if model.experts else plain
     plain_rank = plain.sharded / layouts.tp + plain.whole
     mixed_rank = mixed.sharded / layouts.tp + mixed.whole
-    experts_rank = mixed.experts / (layouts.tp * layouts.ep)
+    experts_rank = mixed.experts / (layouts.expert_tp * layouts.ep)
     embedding, head = embedding_parameters(model), head_parameters(model)
     head_matrix = head.sharded / layouts.tp
     if model.tied:  # one rank that holds both ends holds the matrix once
@@ -258,7 +258,7 @@ class MemoryModel:
             shared = shapes.ep > 1
             self._kinds.append((np.where(shared, hot[0], even[0]), np.where(shared, hot[1], even[1])))
         self._shards = layouts.shards
-        self._expert_shards = self._shards / layouts.ep
+        self._expert_shards = layouts.expert_shards
         copied = framework.gathered_copy and workload.dtype is DType.FP32
         self._copies = np.where(self._shards > 1, 2.0, 1.0) if copied else np.ones(len(layouts))
 
