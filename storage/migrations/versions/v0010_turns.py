@@ -12,8 +12,8 @@ from typing import Any
 import sqlalchemy as sa
 from alembic import op
 
-revision = "0009"
-down_revision = "0008"
+revision = "0010"
+down_revision = "0009"
 
 MOST = {"gpu_s": 1e12, "max_trials": 100_000, "min_gain": 100.0}
 LARGEST = 2**31 - 1
