@@ -39,6 +39,9 @@ class Framework:
         overlap_sharded: the same with sharded state.
         overlap_messages: share of the messages of an interleaved pipeline that its computation hides.
         tp_exposed: share of tensor-parallel communication that no computation hides.
+        ep_exposed: share of the exchange of experts that no computation hides.
+        dispatches_once: a token crosses to a rank or node once for all its experts there (DeepEP, HybridEP).
+        fp8_dispatch: with dtype fp8 tokens go out to experts in 8 bits; what comes back has 16.
         sharded_penalty: time a byte of gathering and scattering across nodes, over that of an all-reduce's half. This
             and the next four are of one network; neutral unless they were fitted to it.
         crossing_penalty: time a byte of any collective across nodes, over what the catalog's links would take.
@@ -88,6 +91,9 @@ class Framework:
     overlap_sharded: float = 0.5
     overlap_messages: float = 0.0
     tp_exposed: float = 1.0
+    ep_exposed: float = 1.0
+    dispatches_once: bool = False
+    fp8_dispatch: bool = False
     sharded_penalty: float = 1.0
     crossing_penalty: float = 1.0
     node_step_s: float = 0.0
@@ -127,6 +133,8 @@ class Framework:
             changes["cross_entropy"] = workload.cross_entropy
         if workload.tp_overlap is not None:
             changes["tp_exposed"] = TP_EXPOSED if workload.tp_overlap else 1.0
+        if workload.ep_overlap is not None:
+            changes["ep_exposed"] = EP_EXPOSED if workload.ep_overlap else 1.0
         return replace(self, **changes) if changes else self  # type: ignore[arg-type]
 
     def gradient_bytes(self, workload: Workload) -> int:
@@ -178,13 +186,16 @@ def _scaled(workload: Workload) -> float:
 TP_EXPOSED = 0.5
 """Share of tensor-parallel communication that stays where it runs beside the products that it feeds (NeMo's rows)."""
 
+EP_EXPOSED = 0.25
+"""Assumption: share of the exchange of experts that stays where the other micro-batch computes beside it."""
+
 TORCH = Framework(name="torch", kernel_s=60e-6, gathered_copy=True)
 """Our own step probe, and the default: eager PyTorch with its parallel building blocks."""
 
 MEGATRON = Framework(
     name="megatron", kernel_s=40e-6, traffic=1.75, attention=Attention.CUDNN, current=True, counts_ends=True,
-    tp_exposed=0.75, overlap=0.9, overlap_sharded=0.9, overlap_messages=0.8, fused_mlp=True, joint_qkv=True,
-    fp8_saved=True,
+    dispatches_once=True, tp_exposed=0.75, overlap=0.9, overlap_sharded=0.9, overlap_messages=0.8, fused_mlp=True,
+    joint_qkv=True, fp8_saved=True,
 )  # fmt: skip
 """Megatron-LM of today: fused attention and small kernels, gradients in fp32 and added by the product that makes them,
 Transformer Engine's fp8, communication of gradients and of interleaved stages beside computation."""
@@ -192,7 +203,7 @@ Transformer Engine's fp8, communication of gradients and of interleaved stages b
 NEMO = replace(MEGATRON, name="nemo", half_gradients=True, fp8_parameters=True)
 """NeMo 2 of 2024-25: Megatron-LM under NVIDIA's recipes, which keep and reduce gradients in bf16, parameters in fp8."""
 
-MEGATRON_BRIDGE = replace(NEMO, name="megatron-bridge", cross_entropy=CrossEntropy.FUSED)
+MEGATRON_BRIDGE = replace(NEMO, name="megatron-bridge", cross_entropy=CrossEntropy.FUSED, fp8_dispatch=True)
 """Megatron-Bridge, NeMo's successor: Transformer Engine's cross entropy, which writes gradients over the logits."""
 
 MEGATRON_2021 = Framework(

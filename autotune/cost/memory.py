@@ -8,7 +8,14 @@ from dataclasses import dataclass
 import numpy as np
 
 from autotune.cost.framework import TORCH, Framework
-from autotune.cost.parameters import embedding_parameters, head_parameters, layer_parameters
+from autotune.cost.parameters import (
+    embedding_parameters,
+    head_parameters,
+    kept_by_mixing,
+    layer_parameters,
+    mlp_share,
+    norms,
+)
 from autotune.cost.pipeline import StageSlots, in_flight
 from autotune.cost.table import (
     FULL,
@@ -46,6 +53,9 @@ class Size:
 
     def __sub__(self, other: Size) -> Size:
         return Size(self.sharded - other.sharded, self.whole - other.whole)
+
+    def __mul__(self, times: float) -> Size:
+        return Size(self.sharded * times, self.whole * times)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -94,7 +104,8 @@ def layer_tensors(
     latent, fused = model.latent_attention, framework.fused_mlp
     copied = saved < size  # what others need, too, is there in 16 bits as well
     entry = Size(whole=size * h)
-    projected, down = Size(), Size()
+    projected, down, mlps = Size(), Size(), mlp_share(model)
+    attending, linear = kept_by_mixing(model)
     if latent is None:  # queries, keys and values, and q and k before their norm or as parts of one tensor
         queries, keys = model.heads * model.head_dim, model.kv_heads * model.head_dim
         context, inputs = float(queries), float(queries + 2 * keys)
@@ -109,11 +120,11 @@ def layer_tensors(
     core = Size(sharded=4.0 * model.heads)  # the log-sum-exp of a fused kernel
     if not flash:  # softmax, its dropout's mask and output (Korthikanti et al. 2022, section 4.1)
         core = Size(sharded=(2.0 * size + 1.0) * model.heads * workload.seq_len)
-    attention = projected + down + core + Size(sharded=context * (size + saved * copied))
+    attention = (projected + down + core + Size(sharded=context * (size + saved * copied))) * attending
     norm = Size(whole=saved * h)  # an output of a norm; its input is the residual stream
     if not framework.fused_norms and size < 4:  # the input in fp32, and what is multiplied by the scale
         norm = Size(whole=(saved + 4.0 + size) * h)
-    total = entry + entry + norm + norm + attention
+    total = (entry + norm) * norms(model) + attention + Size(sharded=size * linear)
     gates = 2.0 if model.gated else 1.0
     kept_inputs = gates if fused or not model.gated else 3.0  # else silu's output, too
 
@@ -127,9 +138,9 @@ def layer_tensors(
     if latent is not None:
         modules[Module.MLA_UP_PROJ] = projected
     if moe:
-        routed = load * model.top_k
+        routed = load * model.top_k * mlps
         experts, activation = mlp(routed * model.expert_ffn)
-        shared, _ = mlp(float(model.shared_experts * model.expert_ffn))
+        shared, _ = mlp(model.shared_experts * model.expert_ffn * mlps)
         # The sorted copies that go to the experts, what they give back (where their weights are not applied before the
         # last product), and fp32 scores.
         copies = Size(whole=(saved + (0.0 if fused else size)) * routed * h + 8.0 * model.experts)
@@ -140,7 +151,7 @@ def layer_tensors(
         dense_width = float(model.shared_experts * model.expert_ffn)
         backward = width + dense_width
     else:
-        inner, _ = mlp(float(model.ffn))
+        inner, _ = mlp(model.ffn * mlps)
         modules[Module.MLP] = inner + norm
         total, dense_width, backward = total + inner, float(model.ffn), float(model.ffn)
     products = Size(sharded=size * (inputs + gates * dense_width), whole=size * h * (2.0 if dense_width else 1.0))
@@ -196,7 +207,7 @@ def stage_parameters(model: ModelSpec, layouts: Layouts, slots: StageSlots) -> S
     mixed = layer_parameters(model, moe=True) if model.experts else plain
     plain_rank = plain.sharded / layouts.tp + plain.whole
     mixed_rank = mixed.sharded / layouts.tp + mixed.whole
-    experts_rank = mixed.experts / (layouts.tp * layouts.ep)
+    experts_rank = mixed.experts / (layouts.expert_tp * layouts.ep)
     embedding, head = embedding_parameters(model), head_parameters(model)
     head_matrix = head.sharded / layouts.tp
     if model.tied:  # one rank that holds both ends holds the matrix once
@@ -247,7 +258,7 @@ class MemoryModel:
             shared = shapes.ep > 1
             self._kinds.append((np.where(shared, hot[0], even[0]), np.where(shared, hot[1], even[1])))
         self._shards = layouts.shards
-        self._expert_shards = self._shards / layouts.ep
+        self._expert_shards = layouts.expert_shards
         copied = framework.gathered_copy and workload.dtype is DType.FP32
         self._copies = np.where(self._shards > 1, 2.0, 1.0) if copied else np.ones(len(layouts))
 

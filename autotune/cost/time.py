@@ -43,7 +43,7 @@ def gradient_costs(
     network: Network,
     framework: Framework,
 ) -> GradientCosts:
-    """Costs of the collectives over dp*cp (dense parameters) and dp*cp/ep ranks (experts).
+    """Costs of the collectives over dp*cp ranks (dense parameters) and tp*dp*cp/(etp*ep) ranks (experts).
 
     There is one collective a layer and one for the embedding or head, or one a bucket: each pays the latency.
     """
@@ -55,7 +55,7 @@ def gradient_costs(
     gradient, stored = framework.reduced_bytes(workload), stored_bytes(workload.dtype)
     groups = [(parameters.dense, layouts.shards, layouts.tp)]
     if model.experts:
-        groups.append((parameters.experts, layouts.shards / layouts.ep, layouts.tp * layouts.ep))
+        groups.append((parameters.experts, layouts.expert_shards, layouts.expert_tp * layouts.ep))
 
     def worst(op: CollectiveOp, size_bytes: int, collectives: FloatColumn) -> FloatColumn:
         total = np.zeros(len(layouts))
@@ -263,7 +263,7 @@ class TimeModel:
         )
         dense, experts = self._held
         kept = dense + experts
-        divided = dense / shards + experts * self._layouts.ep / shards
+        divided = dense / shards + experts / self._layouts.expert_shards
         scale = per_parameter * self._speeds.s_per_byte
         seconds: FloatColumn = np.where(
             rows.zero_stage >= 1, (divided * scale)[rows.layout], (kept * scale)[rows.layout]

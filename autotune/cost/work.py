@@ -296,7 +296,7 @@ def layer_kernels(model: ModelSpec, *, moe: bool) -> float:
     """Kernels of one forward pass: norms, linears, rotation, attention, activation, residuals, routing."""
     rotary = 6 if model.position is Position.ROPE else 0
     mlp = 5 if model.gated else 3
-    routing = 10 if moe else 0
+    routing = 30 if moe else 0
     return 2.0 + 4.0 + rotary + 1.0 + mlp * (2 if moe and model.shared_experts else 1) + 2.0 + routing
 
 

@@ -147,6 +147,7 @@ def _parallelism(plan: Plan) -> dict[str, object]:
         "--pipeline-model-parallel-size": plan.pp,
         "--context-parallel-size": plan.cp,
         "--expert-model-parallel-size": plan.ep if plan.ep > 1 else None,
+        "--expert-tensor-parallel-size": plan.expert_tp if plan.ep > 1 or plan.etp else None,
         "--num-virtual-stages-per-pipeline-rank": plan.vpp if plan.vpp > 1 else None,
         "--sequence-parallel": plan.sequence_parallel and plan.tp > 1,
         "--recompute-granularity": None if plan.recompute is Recompute.NONE else plan.recompute.value,

@@ -72,6 +72,7 @@ def _parallelism(plan: Plan) -> dict[str, Any]:
         "virtual_pipeline_model_parallel_size": plan.vpp if plan.vpp > 1 else None,
         "context_parallel_size": plan.cp,
         "expert_model_parallel_size": plan.ep,
+        **({"expert_tensor_parallel_size": plan.expert_tp} if plan.ep > 1 or plan.etp else {}),
         "sequence_parallel": plan.sequence_parallel and plan.tp > 1,
         "recompute_granularity": None if plan.recompute is Recompute.NONE else plan.recompute.value,
         "recompute_method": "uniform" if full else None,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from functools import reduce
 
 import numpy as np
@@ -78,6 +79,10 @@ def legal_plans(
     batches = divisors(workload.global_batch)
     table = keep(_expanded(table, _field("micro_batch", batches, space.micro_batch)))
     table = keep(_expanded(table, _field("ep", divisors(model.experts) if model.experts else [1], space.ep)))
+    if model.experts and workload.framework in TODAYS:
+        folded = table.take((table.tp > 1) & (table.ep > 1))
+        ones = replace(folded, etp=np.ones(len(folded), dtype=np.int32))
+        table = PlanTable.concat([table, keep(ones)])
     table = keep(_expanded(table, _pipelines(model, workload, space, runtime)))
     table = keep(_expanded(table, _field("sequence_parallel", [False, True], space.sequence_parallel)))
     table = keep(_expanded(table, _field("zero_stage", [0, 1, 2, 3], space.zero_stage)))
@@ -123,7 +128,7 @@ def _layouts(devices: int, layers: int, space: Space) -> PlanTable:
     tp, pp, dp, cp = np.array(found, dtype=np.int32).reshape(-1, 4).T
     one, off = np.ones(len(found), dtype=np.int32), np.zeros(len(found), dtype=np.int8)
     schedule = np.where(pp > 1, GPIPE, SCHEDULES.index(Schedule.ONE_F_ONE_B)).astype(np.int8)
-    return PlanTable(tp, pp, dp, cp, one, one, one, off, off, off.astype(np.bool_), schedule, off)
+    return PlanTable(tp, pp, dp, cp, one, one, one, off, off, off.astype(np.bool_), schedule, off, off.astype(np.int32))
 
 
 def _pipelines(model: ModelSpec, workload: Workload, space: Space, runtime: Runtime) -> Options:

@@ -9,7 +9,7 @@ from pydantic import Field, field_validator, model_validator
 
 from autotune.errors import InputError
 from autotune.specs.base import Spec, mismatch
-from autotune.specs.model import Count
+from autotune.specs.model import Count, CountOrZero
 
 
 class Recompute(StrEnum):
@@ -49,9 +49,10 @@ class Schedule(StrEnum):
 class Plan(Spec):
     """Degrees of tensor, pipeline, data, context and expert parallelism, and the choices that go with them.
 
-    The world is tp * pp * dp * cp ranks, tp innermost, pp outermost (Megatron's order tp-cp-ep-dp-pp); ep
-    takes its ranks from dp. `vpp` is the number of model chunks a pipeline rank holds. `recompute_modules` are those of
-    selective recomputation; none are the attention core.
+    The world is tp * pp * dp * cp ranks, tp innermost, pp outermost (Megatron's order tp-cp-ep-dp-pp). The
+    tp * cp * dp ranks of a stage are divided anew for experts: each expert is on `etp` ranks next to each other, and ep
+    such groups hold all of them. `etp` 0 is tp where ep divides dp * cp, else 1. `vpp` is the number of model chunks a
+    pipeline rank holds. `recompute_modules` are those of selective recomputation; none stands for the attention core.
     """
 
     tp: Count = 1
@@ -66,6 +67,7 @@ class Plan(Spec):
     sequence_parallel: bool = False
     schedule: Schedule = Schedule.ONE_F_ONE_B
     recompute_modules: tuple[Module, ...] = ()
+    etp: CountOrZero = 0
 
     @field_validator("recompute_modules")
     @classmethod
@@ -87,12 +89,18 @@ class Plan(Spec):
         return self.tp * self.pp * self.dp * self.cp
 
     @property
+    def expert_tp(self) -> int:
+        """Ranks that an expert is divided over."""
+        return self.etp or (1 if self.dp * self.cp % self.ep else self.tp)
+
+    @property
     def key(self) -> str:
         """A short canonical name, unique to the plan: `tp2.pp1.dp4.mb1.zero1` and what differs from default."""
         parts = [f"tp{self.tp}", f"pp{self.pp}", f"dp{self.dp}"]
         parts += [
             f"{name}{value}" for name, value in (("cp", self.cp), ("ep", self.ep), ("vpp", self.vpp)) if value > 1
         ]
+        parts += [f"etp{self.etp}"] if self.etp else []
         parts += [f"mb{self.micro_batch}", f"zero{self.zero_stage}"]
         if self.recompute is not Recompute.NONE:
             parts.append("-".join(["rc", "+".join(self.recompute_modules) or self.recompute.value]))
