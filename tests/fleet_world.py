@@ -92,7 +92,7 @@ class Mail:
         return True
 
     def advance(self, *tuning_ids: str) -> bool:
-        return self._put("advance", *tuning_ids)
+        return self._put("advance" if tuning_ids else "begin", *tuning_ids)
 
     def backlog(self) -> int:
         return sum(kind == "advance" for kind, _ in self.waiting)
@@ -155,8 +155,9 @@ class World:
     def act(self, kind: str, *ids: str | int) -> None:
         match kind:
             case "advance":
-                for each in ids:
-                    self.advance_by(str(each))
+                self.advance_by(str(ids[0]))
+            case "begin":
+                self.service.admit()
             case "run":
                 self.play(str(ids[0]), str(ids[1]), int(ids[2]))
             case "canary":
@@ -202,7 +203,15 @@ class World:
         self.runs[job.id] += 1
         speed = min(self.speed.get(member.node, 1.0) for member in job.members)
         outcome = ProbeOutcome(readings=(), wall_s=1.0, gpu_s=float(job.cluster.devices), setup_s=0.1)
-        return Ending(outcome=outcome.model_copy(update={"readings": self._readings(job, speed)}))
+        whole = outcome.model_copy(update={"readings": self._readings(job, speed)})
+        return Ending(outcome=whole, calc_s=self._calc_s(job))
+
+    def _calc_s(self, job: Job) -> dict[int, float]:
+        """Each rank computes for 20 ms at full speed, in whatever probe."""
+        size = job.cluster.gpus_per_node
+        ranks = range(job.cluster.devices)
+        nodes = {member.index: member.node for member in job.members}
+        return {rank: 0.02 / self.speed.get(nodes[rank // size], 1.0) for rank in ranks}
 
     def _failed(self, job: Job, kind: FailureKind, message: str, node: str) -> Ending:
         outcome = ProbeOutcome(

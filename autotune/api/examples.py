@@ -117,7 +117,7 @@ _SUBMITTED: dict[str, Any] = {
 }  # fmt: skip
 _ROW: dict[str, Any] = {
     "tuning": _ID, "created_at": _TIME, "model": "mine-7b", "cluster": "blue", "state": "searching", "message": "",
-    "trials": 7, "gpu_s_spent": 3168.0, "plan": _PLAN, "tokens_per_s_per_gpu": 3310.5, "pool": "blue",
+    "place": None, "trials": 7, "gpu_s_spent": 3168.0, "plan": _PLAN, "tokens_per_s_per_gpu": 3310.5, "pool": "blue",
     "principal": "ci",
 }  # fmt: skip
 _BEST: dict[str, Any] = {
@@ -179,8 +179,8 @@ _NODE: dict[str, Any] = {
     "name": "blue-07", "pool": "blue", "address": "10.0.0.7", "topology": "rack1/switch2", "device": DEVICE,
     "slots": 8, "nics": 8, "cores": 128, "memory_bytes": 1099511627776, "fingerprint_key": _FINGERPRINT,
     "environment_key": _ENVIRONMENT, "session": "f3b1c9d0", "state": "ready", "reason": "", "failures": 0,
-    "world_id": "", "registered_at": _TIME, "heartbeat_at": _LATER, "obstacle": "", "job": "a81f03c4d9e2",
-    "heartbeat_age_s": 1.2,
+    "world_id": "", "lost_after_s": 15.0, "registered_at": _TIME, "heartbeat_at": _LATER, "obstacle": "",
+    "job": "a81f03c4d9e2", "heartbeat_age_s": 1.2,
 }  # fmt: skip
 _JOB: dict[str, Any] = {
     "id": "a81f03c4d9e2", "purpose": "profile", "pool": "blue", "cluster": CLUSTER,
@@ -208,7 +208,8 @@ ANSWERS: dict[str, Any] = {
     "Submitted": _SUBMITTED,
     "TuningAnswer": {
         "tuning": _ID, "state": "searching", "stop_reason": "", "sampler": "plan", "best": _BEST,
-        "explanation": _EXPLANATION, "trials": [_TRIAL], "gpu_s_spent": 3168.0, "request": _TUNING,
+        "explanation": _EXPLANATION, "trials": [_TRIAL], "gpu_s_spent": 3168.0, "place": None,
+        "request": _TUNING,
     },
     "TrialPage": {"trials": [_TRIAL], "next": None},
     "BestAnswer": _FOUND,

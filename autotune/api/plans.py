@@ -26,6 +26,7 @@ from autotune.api.requests import (
     Limit,
     ModelName,
     Nodes,
+    Precision,
     SeqLen,
     Text,
     WorkloadRequest,
@@ -78,6 +79,7 @@ async def best(
     dtype: DTypeName = None,
     framework: Framework = None,
     kernels: Kernels = None,
+    precision: Precision = None,
     target: Annotated[
         str | None,
         Query(alias="for", json_schema_extra={"enum": [*targets()]}, description="Give the launch arguments too."),
@@ -90,7 +92,7 @@ async def best(
     something. Answers may be two seconds old.
     """
     parts = parts_of(request)
-    given = asked_workload(seq_len, global_batch, dtype, framework, kernels)
+    given = asked_workload(seq_len, global_batch, dtype, framework, kernels, precision)
     if tuning is not None:
         return await run_in_threadpool(lambda: Json(_of_named(parts, parts.store.tuning(tuning), target)))
     asked = ("best", model, cluster, nodes, given, target)
@@ -132,6 +134,7 @@ def rank_plans(
     dtype: DTypeName = None,
     framework: Framework = None,
     kernels: Kernels = None,
+    precision: Precision = None,
     tp: Tp = None,
     pp: Pp = None,
     micro_batch: MicroBatch = None,
@@ -148,7 +151,7 @@ def rank_plans(
     """
     parts = parts_of(request)
     model_spec, cluster_spec = find_model(parts.store, model), find_cluster(parts.store, cluster, nodes)
-    given = asked_workload(seq_len, global_batch, dtype, framework, kernels)
+    given = asked_workload(seq_len, global_batch, dtype, framework, kernels, precision)
     workload = find_workload(model_spec, cluster_spec, given)
     choices = {
         "tp": tp, "pp": pp, "micro_batch": micro_batch, "zero_stage": zero_stage, "recompute": recompute,
@@ -156,7 +159,8 @@ def rank_plans(
     }  # fmt: skip
     space = Space.from_data({name: values for name, values in choices.items() if values}, "space")
     profile = parts.store.profile(cluster_spec.key)
-    key = ("plans", model_spec, cluster_spec.digest(), workload, space, profile and profile.digest(), top)
+    digests = (model_spec.digest(), cluster_spec.digest(), workload.key, space.digest(), profile and profile.digest())
+    key = ("plans", *digests, top)
 
     require_bounded(parts.answers, model_spec, cluster_spec, workload)
 
@@ -218,5 +222,5 @@ def _look_up(parts: Parts, question: Question) -> Answer:
             return best_known(parts.store, *question)
 
     model, cluster, workload = question
-    found: Answer = parts.estimates.get((model.key, cluster.key, workload), weigh)
+    found: Answer = parts.estimates.get((model.key, cluster.key, workload.key), weigh)
     return found

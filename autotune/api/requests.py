@@ -27,7 +27,9 @@ from autotune.specs import (
     Attention,
     Budget,
     ClusterSpec,
+    CrossEntropy,
     DType,
+    Fp8Recipe,
     FrameworkName,
     ModelSpec,
     Norms,
@@ -40,7 +42,7 @@ from autotune.specs import (
 )
 from autotune.specs.base import Name, mismatch
 from autotune.specs.model import Count
-from autotune.specs.workload import read_kernels
+from autotune.specs.workload import KERNELS, PRECISION, read_kernels, read_precision
 
 DEFAULT_MAX_TRIALS = 24
 MAX_CHOICES = 1000
@@ -72,11 +74,19 @@ SeqLen = Annotated[int | None, Query(ge=1, le=2**31 - 1, description="Tokens of 
 GlobalBatch = Annotated[int | None, Query(ge=1, le=2**31 - 1, description="Sequences a step.")]
 DTypeName = Annotated[DType | None, Query(description="Compute dtype.")]
 Framework = Annotated[FrameworkName | None, Query(description="What trains. Default: torch, any plan.")]
+Precision = Annotated[
+    str | None,
+    Query(
+        max_length=200,
+        description=f"KEY=VALUE,...: {', '.join(PRECISION)}. Default: as the framework has them.",
+        examples=["grad_dtype=bf16,exp_avg_dtype=fp8"],
+    ),
+]
 Kernels = Annotated[
     str | None,
     Query(
         max_length=200,
-        description="KEY=VALUE,...: attention, norms, tp_overlap, ep_overlap. Default: as the framework has them.",
+        description=f"KEY=VALUE,...: {', '.join(KERNELS)}. Default: as the framework has them.",
         examples=["attention=flash3,tp_overlap=true"],
     ),
 ]
@@ -90,11 +100,19 @@ class WorkloadRequest(Spec):
     seq_len: Count | None = None
     global_batch: Count | None = None
     dtype: DType | None = None
-    grad_dtype: DType = DType.FP32
+    grad_dtype: DType | None = None
     optimizer: Optimizer = Optimizer.ADAMW
+    param_dtype: DType | None = None
+    reduce_dtype: DType | None = None
+    master_dtype: DType | None = None
+    exp_avg_dtype: DType | None = None
+    exp_avg_sq_dtype: DType | None = None
+    fp8_recipe: Fp8Recipe | None = None
+    saved_dtype: DType | None = None
     framework: FrameworkName = FrameworkName.TORCH
     attention: Attention | None = None
     norms: Norms | None = None
+    cross_entropy: CrossEntropy | None = None
     tp_overlap: bool | None = None
     ep_overlap: bool | None = None
 
@@ -105,6 +123,7 @@ def asked_workload(
     dtype: DType | None,
     framework: FrameworkName | None,
     kernels: str | None,
+    precision: str | None = None,
 ) -> WorkloadRequest:
     """The workload that query parameters name. Raises InputError."""
     given = {
@@ -113,7 +132,8 @@ def asked_workload(
         "dtype": dtype and dtype.value,
         "framework": (framework or FrameworkName.TORCH).value,
     }
-    return WorkloadRequest.from_data(given | read_kernels(kernels or ""), "workload")
+    said = read_kernels(kernels or "") | read_precision(precision or "")
+    return WorkloadRequest.from_data(given | said, "workload")
 
 
 class JsonRequest(Request):

@@ -31,6 +31,7 @@ def tune(
     seq_len: options.SeqLen = None,
     global_batch: options.GlobalBatch = None,
     dtype: options.DTypeName = None,
+    precision: options.Precision = None,
     framework: options.FrameworkName = None,
     kernels: options.Kernels = None,
     tp: options.Tp = None,
@@ -47,7 +48,7 @@ def tune(
     min_gain: Annotated[
         float, option("--min-gain", "SHARE", "Stop when less than this is expected to be gained.")
     ] = 0.01,
-    seed: Annotated[int, option("--seed", help="Seed of weights and data.")] = 0,
+    seed: options.Seed = 0,
     sampler: Annotated[
         str | None,
         option(
@@ -89,7 +90,7 @@ def tune(
     }  # fmt: skip
     question: dict[str, Any] = {
         "model": model, "cluster": cluster, "seq_len": seq_len, "global_batch": global_batch, "dtype": dtype,
-        "framework": framework, "kernels": kernels,
+        "precision": precision, "framework": framework, "kernels": kernels,
     }  # fmt: skip
     if asked_server(db) is not None:
         for name, value in (("--resume", resume), ("--history", history)):
@@ -180,17 +181,20 @@ def tune_there(
         follow: show what happens.
         as_json: print the answer as JSON.
     """
-    from autotune.specs.workload import read_kernels
+    from autotune.specs.workload import read_kernels, read_precision
+    from autotune.tuning.report import queue_text
 
     cluster = _cluster_there(question["cluster"])
     named = ("seq_len", "global_batch", "dtype", "framework")
     workload = {name: question[name] for name in named if question[name] is not None}
-    workload |= read_kernels(question["kernels"] or "")
+    workload |= read_kernels(question["kernels"] or "") | read_precision(question["precision"] or "")
     with connect() as client:
         told = client.submit(_model_there(question["model"]), cluster, nodes=nodes, workload=workload, **how)
         console = output.error_console()
         joined = "" if told["created"] else " (somebody has asked for the same: you share it)"
-        console.print(f"Tuning {told['tuning']} is {told['state']}{joined}", soft_wrap=True)
+        place = client.tuning(told["tuning"])["place"] if told["state"] == "queued" else None
+        where = f", {queue_text(place)}" if place else ""
+        console.print(f"Tuning {told['tuning']} is {told['state']}{where}{joined}", soft_wrap=True)
         cold = bool(how.get("cold"))
         for line in _cautions(client, cluster if isinstance(cluster, str) else cluster.name, cold=cold):
             console.print(line, soft_wrap=True)
@@ -221,11 +225,9 @@ def _cluster_there(ref: str | None) -> str | ClusterSpec:
 
 def _cautions(client: Client, pool: str, *, cold: bool) -> Iterator[str]:
     """What a user should know before a tuning begins."""
-    from autotune.fleet.eligibility import LOST_AFTER_S
-
     if cold:
         yield "Cold: every trial starts its ranks anew, which costs many times the GPU-seconds of warm ranks"
-    if not any(node["session"] and node["heartbeat_age_s"] <= LOST_AFTER_S for node in client.nodes(pool)):
+    if not any(node["session"] and node["heartbeat_age_s"] <= node["lost_after_s"] for node in client.nodes(pool)):
         yield f"No node of pool {pool} lives: it waits until one does (autotune nodes list)"
 
 

@@ -61,6 +61,10 @@ USUAL_STEP_S = 0.1e-3
 """Latency of one ring step between nodes up to which a host does not notice (cost.framework, `slow_step_host`)."""
 
 
+SLOWEST_STEP_S = 0.35e-3
+"""The slowest step of that sweep: nothing is known of a host beyond it."""
+
+
 class Cost(NamedTuple):
     """Seconds of a collective = alpha_s + bytes * s_per_byte."""
 
@@ -85,7 +89,7 @@ class Geometry:
         return self.nodes > 1
 
 
-@lru_cache(maxsize=65536)
+@lru_cache(maxsize=16384)
 def geometry(gpus_per_node: int, devices: int, size: int, stride: int) -> Geometry:
     """The geometry of groups of `size` ranks, `stride` apart, rank order filling node after node.
 
@@ -95,10 +99,17 @@ def geometry(gpus_per_node: int, devices: int, size: int, stride: int) -> Geomet
     blocks = max(devices // (size * stride), 1)
     starts = np.add.outer(np.arange(min(blocks, gpus_per_node)) * size * stride, np.arange(min(stride, gpus_per_node)))
     starts = starts[starts + (size - 1) * stride < devices].reshape(-1, 1)
+    if not len(starts):  # a group wider than the cluster: runs of elsewhere may be laid out as nobody here can say
+        starts = np.zeros((1, 1), dtype=np.int64)
     nodes = (starts + np.arange(size) * stride) // gpus_per_node
     spanned = 1 + np.count_nonzero(np.diff(nodes, axis=1), axis=1)
     widest = int(spanned.max())
     return Geometry(size, widest, size / widest, int(np.count_nonzero(nodes == 0)))
+
+
+def distinct_share(places: int, copies: int) -> float:
+    """Expected number of different places of so many, drawn at random for each copy, over the copies."""
+    return places * (1.0 - (1.0 - 1.0 / places) ** copies) / copies
 
 
 def ring_steps(op: CollectiveOp, size: int) -> int:
@@ -137,7 +148,8 @@ class Network:
         steps = [
             step_latency_s(fit, self._geometry(fit.group_size, fit.stride)) for fit in self._fits if fit.crosses_nodes
         ]
-        return self._framework.slow_step_host * max(0.0, max(steps, default=0.0) - USUAL_STEP_S)
+        slower = min(max(steps, default=0.0), SLOWEST_STEP_S) - USUAL_STEP_S
+        return self._framework.slow_step_host * max(0.0, slower)
 
     def columns(self, op: CollectiveOp, sizes: FloatColumn, strides: FloatColumn) -> tuple[FloatColumn, FloatColumn]:
         """(alpha_s, s_per_byte) for many groups at once."""
@@ -151,14 +163,26 @@ class Network:
         pairs = zip(sizes.astype(np.int64).tolist(), strides.astype(np.int64).tolist(), strict=True)
         return np.array([self._geometry(size, stride).nodes - 1.0 for size, stride in pairs], dtype=np.float64)
 
-    def dispatched_s_per_byte(self, sizes: FloatColumn, strides: FloatColumn, few: float) -> FloatColumn:
-        """Seconds a byte of an all-to-all of which only the share `few` of what crosses nodes is sent; what a node gets
-        is handed on inside it."""
+    def dispatched_s_per_byte(
+        self, sizes: FloatColumn, strides: FloatColumn, top_k: int, most_nodes: int
+    ) -> FloatColumn:
+        """Seconds a byte of an all-to-all of the top_k copies of each token.
+
+        A token goes to a rank or node once, whatever number of its experts is there, where the framework sends it so;
+        with `most_nodes` its experts lie on so many nodes at most. What a node gets is handed on inside it.
+        """
+        once = self._framework.dispatches_once
         rates = []
         for size, stride in zip(sizes.astype(np.int64).tolist(), strides.astype(np.int64).tolist(), strict=True):
             whole, group = self.cost(CollectiveOp.ALL_TO_ALL, size, stride).s_per_byte, self._geometry(size, stride)
-            inside = (size - 1) / max(size, 1) * (self._inside_s_per_byte() or 0.0)
-            rates.append(max(whole * few, min(inside, whole)) if group.crosses_nodes else whole)
+            ranks = distinct_share(size, top_k) if once else 1.0
+            if not group.crosses_nodes:
+                rates.append(whole * ranks)
+                continue
+            few = distinct_share(group.nodes, top_k) if once else 1.0
+            few = min(few, most_nodes / top_k) if most_nodes else few
+            inside = ranks * (size - 1) / max(size, 1) * (self._inside_s_per_byte() or 0.0)
+            rates.append(max(whole * few, min(inside, whole)))
         return np.array(rates, dtype=np.float64)
 
     def cost(self, op: CollectiveOp, size: int, stride: int) -> Cost:

@@ -6,8 +6,6 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
-import numpy as np
-
 from autotune.cost.estimate import EstimateTable, estimate_table
 from autotune.cost.framework import Framework, framework_for
 from autotune.cost.table import PlanTable
@@ -68,20 +66,18 @@ def what_ifs(setting: Setting, table: PlanTable, estimates: EstimateTable) -> li
         table: its legal plans.
         estimates: of the table.
     """
-    if not estimates.fits.any():
+    if estimates.best_row is None:
         return []
-    before = float(estimates.tokens_per_s_per_gpu[estimates.fits].max())
+    before = float(estimates.tokens_per_s_per_gpu[estimates.best_row])
     # Doubling one thing makes no plan more than twice as fast: plans slower than half of the best cannot win.
     hopeful = table.take(estimates.tokens_per_s_per_gpu >= 0.5 * before)
     found = []
     for change, changed, same_plans in _changes(setting):
         plans = hopeful if same_plans else changed.plans()
         after = changed.estimates(plans)
-        if not after.fits.any():
-            continue
-        speed = np.where(after.fits, after.tokens_per_s_per_gpu, 0.0)
-        best = int(np.argmax(speed))
-        found.append(WhatIf(change=change, gain=float(speed[best]) / before - 1.0, plan=plans.plan(best)))
+        if (best := after.best_row) is not None:
+            gain = float(after.tokens_per_s_per_gpu[best]) / before - 1.0
+            found.append(WhatIf(change=change, gain=gain, plan=plans.plan(best)))
     return sorted(found, key=lambda item: -item.gain)
 
 

@@ -8,11 +8,12 @@ from typing import Any
 
 import numpy as np
 
+from autotune.cost.capacity import MAY_FIT
+from autotune.cost.estimate import NINETY_PERCENT
 from autotune.cost.table import PlanTable
 from autotune.imports.learning import Readings, framework_of, same_request, transfers_from, trials_of, with_links
-from autotune.search.core import NINETY_PERCENT, Search
+from autotune.search.core import Search
 from autotune.search.offline import nearest_misses
-from autotune.search.peaks import MAY_FIT
 from autotune.search.ranking import RankedPlan
 from autotune.search.transfer import alike
 from autotune.specs import ClusterSpec, Estimate, ModelSpec, Plan, Profile, Workload
@@ -144,7 +145,7 @@ def rank_with_history(
             )
         )
     if not plans:
-        nearest_misses(model, cluster, workload, table, profile=profile)
+        nearest_misses(model, cluster, workload, [table], profile=profile)
     return ExpectedRanking(
         legal=search.legal,
         same=len(same),

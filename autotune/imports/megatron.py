@@ -9,6 +9,7 @@ import re
 from collections.abc import Mapping
 
 from autotune.imports.logs import MIB, LogFile, LoggedStep, TrainingLog
+from autotune.specs import Fp8Recipe, Module
 
 _ARGUMENT = re.compile(r"^\s+([a-z][a-z0-9_]*) \.{3,} (.*?)\s*$")
 _ITERATION = re.compile(r"\biteration\s+(\d+)/\s*\d+ \|")
@@ -53,8 +54,6 @@ _UNEVEN = {
 }
 """The same, where there is a pipeline."""
 _NOTED = {
-    "tp_comm_overlap": "tensor-parallel communication under matrix products",
-    "overlap_moe_expert_parallel_comm": "the experts' exchange under another micro-batch",
     "delay_wgrad_compute": "weight gradients computed later",
     "moe_enable_deepep": "the experts' exchange by DeepEP",
     "enable_cuda_graph": "CUDA graphs",
@@ -63,7 +62,13 @@ _NOTED = {
     "hierarchical_context_parallel_sizes": "context parallelism on two levels",
 }
 """Arguments that a plan does not say and that change its speed only: they are told."""
-_FP32 = {"None", "float32", "fp32", "float"}
+_DTYPES = {"float32": "fp32", "fp32": "fp32", "bfloat16": "bf16", "bf16": "bf16", "float16": "fp16", "fp16": "fp16",
+           "uint8": "fp8", "fp8": "fp8"}  # fmt: skip
+_STATES = {"main_params_dtype": "master_dtype", "main_grads_dtype": "grad_dtype", "exp_avg_dtype": "exp_avg_dtype",
+           "exp_avg_sq_dtype": "exp_avg_sq_dtype"}  # fmt: skip
+"""What a precision-aware optimizer keeps in formats of its own; Megatron stores fp8 as uint8."""
+_RECIPES = {recipe.value for recipe in Fp8Recipe}
+_MODULES = {module.value for module in Module}
 _WORDS = re.compile(r"\w+")
 _OFF = {"", "None", "False", "0", "0.0", "[]"}
 
@@ -107,12 +112,13 @@ def _state(log: TrainingLog, arguments: Arguments) -> None:
         _require_sayable(log, arguments)
         _plan(log, arguments)
         _formats(log, arguments)
+        _kernels(log, arguments)
         _model(log, arguments)
 
 
 def _require_sayable(log: TrainingLog, arguments: Arguments) -> None:
     """Raises InputError for what makes another plan than the one that would be stored; notes what a plan cannot say."""
-    staged = arguments.get("pipeline_model_parallel_size", (0, "1"))[1] != "1"
+    staged = arguments.get("pipeline_model_parallel_size", (0, "1"))[1] != "1" and not _ends_are_counted(log, arguments)
     for name, what in (_ELSE | _UNEVEN if staged else _ELSE).items():
         line, text = arguments.get(name, (0, ""))
         alone = name == "num_distributed_optimizer_instances" and text == "1"
@@ -130,6 +136,21 @@ def _require_sayable(log: TrainingLog, arguments: Arguments) -> None:
         log.notes.append(f"line {line}: expert_tensor_parallel_size {text}, which a plan does not say")
 
 
+def _ends_are_counted(log: TrainingLog, arguments: Arguments) -> bool:
+    """Whether embedding and loss count as a layer each so that the chunks are equal: such a plan is cut like that."""
+    ends = [f"account_for_{end}_in_pipeline_split" for end in ("embedding", "loss")]
+    others = (name for name in _UNEVEN if name not in ends)
+    if not all(_is_on(arguments, name) for name in ends) or any(_said(arguments, name) for name in others):
+        return False
+    line, text = arguments.get("virtual_pipeline_model_parallel_size", (0, "None"))
+    vpp = 1 if text == "None" else log.file.count(line, "virtual_pipeline_model_parallel_size", text)
+    return (int(log.value("layers") or 0) + 2) % (int(log.value("pp") or 1) * vpp) == 0
+
+
+def _said(arguments: Arguments, name: str) -> bool:
+    return arguments.get(name, (0, ""))[1] not in _OFF
+
+
 def _plan(log: TrainingLog, arguments: Arguments) -> None:
     line, text = arguments.get("virtual_pipeline_model_parallel_size", (0, "None"))
     if text != "None":
@@ -142,8 +163,12 @@ def _plan(log: TrainingLog, arguments: Arguments) -> None:
         _require_every_layer(log, arguments)
     if text == "selective":
         line, modules = arguments.get("recompute_modules", (0, "None"))
-        if set(_WORDS.findall(modules)) - {"None", "core_attn"}:
-            raise log.file.bad(line, "recompute_modules", modules, "must be core_attn, which `selective` stands for")
+        named = [name for name in _WORDS.findall(modules) if name != "None"]
+        unknown = [name for name in named if name not in _MODULES]
+        if unknown:
+            raise log.file.bad(line, "recompute_modules", modules, "must be of " + ", ".join(sorted(_MODULES)))
+        if named and set(named) != {Module.CORE_ATTN.value}:
+            log.state("recompute_modules", "+".join(sorted(named)), line)
     line, text = arguments.get("use_distributed_optimizer", (0, ""))
     if line:
         stage = int(text == "True")
@@ -183,15 +208,35 @@ def _formats(log: TrainingLog, arguments: Arguments) -> None:
         half = next((name for name in ("bf16", "fp16") if _is_on(arguments, name)), "fp32")
         reduced = half if _is_on(arguments, "grad_reduce_in_bf16") or text != "True" else "fp32"
         log.state("grad_dtype", reduced, line)
-    for name in ("main_params_dtype", "main_grads_dtype", "exp_avg_dtype", "exp_avg_sq_dtype"):
-        line, text = arguments.get(name, (0, "None"))
-        if _is_on(arguments, "use_precision_aware_optimizer") and text.removeprefix("torch.") not in _FP32:
-            raise log.file.bad(line, name, text, "not understood: a plan's optimizer keeps fp32 states")
     if "optimizer" in arguments:
         line, text = arguments["optimizer"]
         if text not in {"adam", "sgd"}:
             raise log.file.bad(line, "optimizer", text, "must be adam or sgd")
         log.state("optimizer", "adamw" if text == "adam" else "sgd", line)
+
+
+def _kernels(log: TrainingLog, arguments: Arguments) -> None:
+    """How parts are computed, and in which formats a precision-aware optimizer keeps its states."""
+    for name, ours in (("tp_comm_overlap", "tp_overlap"), ("overlap_moe_expert_parallel_comm", "ep_overlap")):
+        if _is_on(arguments, name):
+            log.state(ours, True, arguments[name][0])
+    line, text = arguments.get("attention_backend", (0, ""))
+    local = arguments.get("transformer_impl", (0, ""))[1] == "local" and "use_flash_attn" in arguments
+    if "unfused" in text or "local" in text or (not line and local and not _is_on(arguments, "use_flash_attn")):
+        log.state("attention", "unfused", line or arguments["use_flash_attn"][0])
+    for name, ours in _STATES.items():
+        line, text = arguments.get(name, (0, "None"))
+        if _is_on(arguments, "use_precision_aware_optimizer") and text != "None":
+            dtype = _DTYPES.get(text.removeprefix("torch."))
+            if dtype is None:
+                raise log.file.bad(line, name, text, "must be of " + ", ".join(_DTYPES))
+            if dtype != "fp32":
+                log.state(ours, dtype, line)
+    if _is_on(arguments, "cross_entropy_loss_fusion"):
+        log.state("cross_entropy", "fused", arguments["cross_entropy_loss_fusion"][0])
+    line, text = arguments.get("fp8_recipe", (0, "None"))
+    if text in _RECIPES and log.value("dtype") == "fp8":
+        log.state("fp8_recipe", text, line)
 
 
 def _model(log: TrainingLog, arguments: Arguments) -> None:

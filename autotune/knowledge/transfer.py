@@ -14,11 +14,11 @@ from typing import Any
 
 import numpy as np
 
-from autotune.cost.estimate import estimate_table
+from autotune.cost.capacity import MAY_FIT
+from autotune.cost.estimate import NINETY_PERCENT, estimate_table
 from autotune.cost.framework import Framework
 from autotune.cost.table import PlanTable
-from autotune.search.core import NINETY_PERCENT, NOT_THE_PLANS_FAULT, Search
-from autotune.search.peaks import MAY_FIT, SAFE
+from autotune.search.core import NOT_THE_PLANS_FAULT, Search
 from autotune.search.physics import PARAMETERS, behaviour
 from autotune.search.posterior import Posterior, TransferObservation
 from autotune.search.ranking import peak_memory_bytes
@@ -159,12 +159,11 @@ def carry(
         framework=framework,
     )
     posterior = search.posterior()
-    fits = posterior.p_fits >= SAFE
-    if not fits.any():
-        fits = posterior.p_fits >= MAY_FIT
+    fits = posterior.p_fits >= MAY_FIT
     if not fits.any():
         return None
-    row = int(np.argmax(np.where(fits, posterior.log_mean, -np.inf)))
+    worth = posterior.log_mean + np.log(np.maximum(posterior.p_fits, 1e-9))
+    row = int(np.argmax(np.where(fits, worth, -np.inf)))
     plan = search.table.plan(row)
     slower, faster = (0.0, 0.0) if measured_network or cluster.nodes == 1 else _network_doubt(search, posterior, row)
     middle = float(posterior.log_mean[row])

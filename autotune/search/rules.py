@@ -13,8 +13,19 @@ import numpy.typing as npt
 
 from autotune.cost.parameters import layer_counts
 from autotune.cost.speeds import attention_of
-from autotune.cost.table import GPIPE, INTERLEAVED, ONE_F_ONE_B, SCHEDULES, SELECTIVE, BoolColumn, PlanTable
-from autotune.specs import ClusterSpec, DType, FrameworkName, ModelSpec, Workload
+from autotune.cost.table import (
+    GPIPE,
+    INTERLEAVED,
+    ONE_F_ONE_B,
+    OP,
+    SCHEDULES,
+    SELECTIVE,
+    BoolColumn,
+    PlanTable,
+    module_bits,
+    modules_of,
+)
+from autotune.specs import ClusterSpec, DType, FrameworkName, ModelSpec, Module, Position, Workload
 
 Integers = npt.NDArray[np.int64]
 
@@ -56,6 +67,12 @@ class Case:
     def micro_batches(self) -> Integers:
         """m, rounded down where the batch does not divide (another rule refuses that)."""
         return self.workload.global_batch // self.sequences
+
+    @property
+    def folds(self) -> BoolColumn:
+        """Whether experts are laid out over tp * cp * dp, not over dp * cp (Megatron-Core, MoE parallel folding)."""
+        folding = self.workload.framework in FOLDING and self.model.experts > 0 and self.runtime is Runtime.ANY
+        return _all_rows(self, folding)
 
     @cached_property
     def shards(self) -> Integers:
@@ -101,6 +118,9 @@ MEGATRONS = frozenset(
     }
 )  # fmt: skip
 TODAYS = MEGATRONS - {FrameworkName.MEGATRON_2021, FrameworkName.MEGATRON_DEEPSPEED}
+FOLDING = TODAYS | {FrameworkName.TORCH}
+"""Frameworks whose experts have ranks of their own layout; for `torch` any framework may run the plan."""
+
 NANOTRON, FSDP, DEEPSPEED = FrameworkName.NANOTRON, FrameworkName.FSDP, FrameworkName.DEEPSPEED
 
 
@@ -147,8 +167,18 @@ MODEL_RULES = (
         lambda case, i: "the step probe trains models whose layers are all full attention and an MLP",
     ),
     _torch_only(
-        lambda case: _all_rows(case, DType.FP8 in {case.workload.dtype, case.workload.grad_dtype}),
+        lambda case: _all_rows(case, case.workload.dtype is DType.FP8),
         lambda case, i: "the step probe trains in fp32, bf16 and fp16, not fp8",
+    ),
+    _torch_only(
+        lambda case: _all_rows(case, case.model.position is Position.ROPE and case.model.head_dim % 2 != 0),
+        lambda case, i: (
+            f"the step probe rotates halves of a head: head_dim {case.model.head_dim} is not divisible by 2"
+        ),
+    ),
+    _torch_only(
+        lambda case: _all_rows(case, bool(case.workload.not_probed())),
+        lambda case, i: f"the step probe cannot have {case.workload.not_probed()}",
     ),
     Rule(
         lambda case: _all_rows(case, 0 < case.model.max_positions < case.workload.seq_len),
@@ -197,8 +227,25 @@ DEGREE_RULES = (
         ),
     ),
     Rule(
-        lambda case: case.shards % case.table.ep != 0,
+        lambda case: (case.shards % case.table.ep != 0) & ~case.folds,
         lambda case, i: f"dp {case.table.dp[i]} * cp {case.table.cp[i]} is not divisible by ep {case.table.ep[i]}",
+    ),
+    Rule(
+        lambda case: (
+            case.shards * case.table.tp % (case.table.ep.astype(np.int64) * np.maximum(case.table.etp, 1)) != 0
+        ),
+        lambda case, i: (
+            f"tp {case.table.tp[i]} * dp {case.table.dp[i]} * cp {case.table.cp[i]} is not divisible by "
+            f"ep {case.table.ep[i]} * etp {max(case.table.etp[i], 1)}"
+        ),
+    ),
+    Rule(
+        lambda case: (case.table.etp > 0) & (case.table.etp != case.table.tp) & ~case.folds,
+        lambda case, i: (
+            f"etp {case.table.etp[i]}: {case.workload.framework.value} divides experts by tp {case.table.tp[i]}"
+            if case.model.experts
+            else f"etp {case.table.etp[i]} needs a mixture of experts"
+        ),
     ),
     Rule(
         lambda case: case.workload.global_batch % case.sequences != 0,
@@ -279,8 +326,33 @@ FRAMEWORK_RULES = (
         lambda case, i: "its tensor parallelism is always sequence parallel",
     ),
 )
+NEEDED: dict[Module, tuple[str, Callable[[ModelSpec], bool]]] = {
+    Module.MOE_ACT: ("a mixture of experts", lambda model: model.experts > 0),
+    Module.MOE: ("a mixture of experts", lambda model: model.experts > 0),
+    Module.SHARED_EXPERTS: ("shared experts", lambda model: model.shared_experts > 0),
+    Module.MLA_UP_PROJ: ("latent attention", lambda model: model.latent_attention is not None),
+    Module.MLP: ("layers without experts", lambda model: layer_counts(model)[0] > 0),
+}
+"""Modules that not every model has."""
+
+
+def _missing_modules(case: Case) -> tuple[Module, ...]:
+    return tuple(module for module, (_, has) in NEEDED.items() if not has(case.model))
+
 
 CHOICE_RULES = (
+    _torch_only(
+        lambda case: (case.table.recompute == OP) | (case.table.recompute_modules != 0),
+        lambda case, i: "the step probe recomputes the attention core or whole layers only",
+    ),
+    Rule(
+        lambda case: (case.table.recompute_modules & module_bits(_missing_modules(case))) != 0,
+        lambda case, i: next(
+            f"recompute_modules {module.value} needs {NEEDED[module][0]}"
+            for module in modules_of(int(case.table.recompute_modules[i]))
+            if module in _missing_modules(case)
+        ),
+    ),
     Rule(
         lambda case: case.table.sequence_parallel & (case.table.tp == 1),
         lambda case, i: "sequence_parallel needs tp > 1",
@@ -323,7 +395,7 @@ CHOICE_RULES = (
     Rule(
         lambda case: (
             (case.table.schedule == INTERLEAVED) & (case.model.layers % case.chunks != 0)
-            if case.runtime is Runtime.ANY and case.workload.framework not in TODAYS
+            if case.runtime is Runtime.ANY and case.workload.framework not in TODAYS | {FSDP}
             else _all_rows(case, False)
         ),
         lambda case, i: (

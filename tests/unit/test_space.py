@@ -19,6 +19,7 @@ from autotune.search.space import (
     legal_plans,
 )
 from autotune.specs import DType, ModelSpec, Plan, Recompute, Schedule, Space, StepRequest, Workload
+from autotune.specs.workload import FrameworkName
 from probes.runnable import check_step
 
 DENSE = ModelSpec.from_data(
@@ -38,7 +39,7 @@ def keys(table: PlanTable) -> list[str]:
 def everything(devices: int, model_spec: ModelSpec, workload: Workload) -> PlanTable:
     """The whole product of values, legal or not."""
     rows = [
-        (tp, pp, dp, cp, ep, vpp, b, zero, recompute, sp, schedule)
+        (tp, pp, dp, cp, ep, vpp, b, zero, recompute, sp, schedule, 0, 0)
         for tp, pp, dp, cp in product(divisors(devices), repeat=4)
         if tp * pp * dp * cp == devices
         for ep in (1, 2, 3, 4, 6)
@@ -133,7 +134,7 @@ def test_a_reason_names_the_numbers(plan: dict[str, object], reason: str) -> Non
     [
         ("llama3-8b", {"tp": 16}, "kv_heads 8 is not divisible by tp 16"),
         ("mixtral-8x7b", {"dp": 16, "ep": 3}, "experts 8 is not divisible by ep 3"),
-        ("mixtral-8x7b", {"tp": 4, "dp": 4, "ep": 8}, "dp 4 * cp 1 is not divisible by ep 8"),
+        ("mixtral-8x7b", {"pp": 4, "dp": 4, "ep": 8}, "tp 1 * dp 4 * cp 1 is not divisible by ep 8 * etp 1"),
     ],
 )
 def test_reasons_of_other_models(name: str, plan: dict[str, object], reason: str) -> None:
@@ -212,3 +213,11 @@ def test_a_space_restricts_every_field() -> None:
 def test_divisors() -> None:
     assert divisors(36) == [1, 2, 3, 4, 6, 9, 12, 18, 36]
     assert divisors(1) == [1]
+
+
+def test_torchs_own_pipelines_interleave_uneven_chunks_and_others_do_not() -> None:
+    spec, cluster = model("gpt2"), cluster_from_shorthand("a100-80gb-sxm:1x8")
+    uneven = Plan(pp=2, dp=4, vpp=5, zero_stage=2, schedule=Schedule.INTERLEAVED)
+    work = Workload(seq_len=512, global_batch=64, framework=FrameworkName.FSDP)
+    assert illegal_reason(spec, cluster, work, uneven) is None
+    assert "which interleaved needs" in (illegal_reason(spec, cluster, work.of_any_software(), uneven) or "")
