@@ -14,6 +14,7 @@ from benchmarks.rooms import PICTURE, ROOT, imports, picture, reduced, room_of, 
 BASE = {"errors", "specs"}
 ALLOWED: dict[str, set[str]] = {
     "errors": set(),
+    "files": set(),
     "shown": {"errors"},
     "specs": {"errors", "shown"},
     "settings": {"errors"},
@@ -32,7 +33,7 @@ ALLOWED: dict[str, set[str]] = {
     "queue": BASE | {"settings"},
     "client": BASE | {"settings"},
     "probes": BASE | {"ports"},
-    "storage": BASE | {"ports"},
+    "storage": BASE | {"files", "ports"},
 }
 BELOW_THE_DOORS = set(ALLOWED)
 ALLOWED |= {
