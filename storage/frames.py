@@ -15,6 +15,7 @@ from sqlalchemy.orm import InstrumentedAttribute
 
 from autotune.errors import InputError, UnknownNameError
 from autotune.files import whole_file
+from autotune.shown import as_cell
 from autotune.specs import ClusterSpec, FailureKind, ModelSpec, TrialState, Workload
 from storage.database.columns import Base, UtcDateTime
 from storage.database.session import SessionStore
@@ -150,7 +151,10 @@ def _kind(column: InstrumentedAttribute[Any]) -> str:
 
 def _write(data: pd.DataFrame, format: FileFormat, path: Path) -> None:
     if format is FileFormat.CSV:
-        data.to_csv(path, index=False)
+        texts = {
+            name: data[name].map(as_cell, na_action="ignore") for name, kind in data.dtypes.items() if kind == TEXT
+        }
+        data.assign(**texts).to_csv(path, index=False)
     else:
         data.to_parquet(path, index=False)
 

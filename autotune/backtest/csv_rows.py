@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from autotune.errors import InputError
+from autotune.shown import of_cell
 from autotune.specs.model import MOST
 
 REQUIRED = (
@@ -113,7 +114,7 @@ def _rows(path: Path, reader: csv.DictReader[str]) -> Iterator[CsvRow]:
     for row in reader:
         empty = False
         yield CsvRow(
-            f"{path}, row {reader.line_num}", {key: (value or "").strip() for key, value in row.items() if key}
+            f"{path}, row {reader.line_num}", {key: of_cell((value or "").strip()) for key, value in row.items() if key}
         )
     if empty:
         raise InputError(str(path), "no rows", "at least one run is needed")
