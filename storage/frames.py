@@ -151,10 +151,10 @@ def _kind(column: InstrumentedAttribute[Any]) -> str:
 
 def _write(data: pd.DataFrame, format: FileFormat, path: Path) -> None:
     if format is FileFormat.CSV:
-        texts = {
-            name: data[name].map(as_cell, na_action="ignore") for name, kind in data.dtypes.items() if kind == TEXT
-        }
-        data.assign(**texts).to_csv(path, index=False)
+        data = data.copy()
+        for name in [name for name, kind in data.dtypes.items() if kind == TEXT]:
+            data[name] = data[name].map(as_cell, na_action="ignore")
+        data.to_csv(path, index=False)
     else:
         data.to_parquet(path, index=False)
 
