@@ -29,6 +29,8 @@ _SHOWN = 120
 
 def printable(text: str) -> str:
     """The text as a terminal may show it: what would move the cursor or hide letters is written as an escape."""
+    if text.isprintable():
+        return text
     return "".join(each if each.isprintable() else each.encode("unicode_escape").decode() for each in text)
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 import re
 
-from autotune.errors import InputError
+from autotune.errors import InputError, printable
 
 HIDDEN = r"\x00-\x1f\x7f-\x9f\xad\u061c\u180e\u200b-\u200f\u2028-\u202e\u2060-\u206f\ufeff\ufff9-\ufffb"
 """Inside a regular expression's brackets, of any dialect: the controls C0, DEL and C1; line and paragraph separators;
@@ -17,7 +17,7 @@ what changes the direction of writing or has no width."""
 
 PLAIN = f"^[^{HIDDEN}]+$"
 NAME_RULE = "text without control characters, line breaks, and marks of direction or without width"
-_HIDDEN, _OBEYED = re.compile(f"[{HIDDEN}]"), re.compile(rf"(?![\t\n])[{HIDDEN}]")
+_HIDDEN, _BREAKS = re.compile(f"[{HIDDEN}]"), re.compile("([\t\n])")
 
 
 def is_plain(text: str) -> bool:
@@ -33,7 +33,9 @@ def require_plain(what: str, text: str) -> None:
 
 def shown(text: str, *, one_line: bool = False) -> str:
     r"""The text as it may be printed: U+009B as \x9b. Tabs and line feeds stay, unless it is to be one line."""
-    return (_HIDDEN if one_line else _OBEYED).sub(lambda found: found[0].encode("unicode_escape").decode(), text)
+    if one_line:
+        return printable(text)
+    return "".join(part if part in {"\t", "\n"} else printable(part) for part in _BREAKS.split(text))
 
 
 _MARKUP = re.compile(r"[\\`*_\[\]<>&!|~#$]|:(?=//)|(?<=www)\.", re.IGNORECASE)

@@ -5,18 +5,23 @@ nodes measure for a tuning that was there before. One client alone, before and a
 in the queue: how long a submission and GET /best take, and until a new request gets its first nodes. Two nodes of one
 CPU rank, a tuner and a beat work all the time. Ends with an AssertionError if a submission is lost or a duplicate is
 not shared. Prints JSON.
+
+With --hostile only the 50 clients, twice: alone, and beside a client that means harm (benchmarks/hostile_client.py).
 """
 
 from __future__ import annotations
 
+import argparse
 import itertools
 import json
 import os
 import random
 import statistics
+import subprocess
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
@@ -24,6 +29,7 @@ from pathlib import Path
 TESTS = Path(__file__).resolve().parents[1] / "tests"
 sys.path[:0] = [str(TESTS), str(TESTS / "service")]
 
+import psutil  # noqa: E402
 from crew import POOL, QUICK, Crew, pool_cluster, wait_for  # noqa: E402
 from load import Answered, Asked, ask_all, percentile_s, submission  # noqa: E402
 from private_fleet import private_fleet  # noqa: E402
@@ -35,8 +41,15 @@ from storage.fleet.jobs import job_row  # noqa: E402
 
 CLIENTS, DISTINCT, TIMES, USERS = 50, 200, 5, 10
 ALONE, GRANTS = 100, 5
+PATIENT_S = 900.0
+"""For what is only the ground of a phase, on a machine that does other work, too."""
+
 LONG_TRIALS = 100
 BACKLOG = 10_000
+HOSTILE_NICE = 10
+"""It stands for another machine: it may not take the processors from those whom it attacks."""
+
+HOSTILE_ALONE_S = 3.0
 BEST = Asked(method="GET", path=f"/best?model=tiny&cluster={POOL}&nodes=2&seq_len=64&global_batch=4&dtype=bf16")
 
 
@@ -49,21 +62,40 @@ class LoadRun:
         self._admin = create_key(crew.store, "admin", "admin").secret
         self._seeds = itertools.count(30_000)
 
-    def many(self) -> dict[str, object]:
+    def many(self, *, beside_hostile: bool = False) -> dict[str, object]:
         """All clients at once."""
-        before = self._measured_for()
-        requests = [submission(number % DISTINCT) for number in range(DISTINCT * TIMES)]
+        before, first_seed = self._measured_for(), DISTINCT * beside_hostile
+        requests = [submission(first_seed + number % DISTINCT) for number in range(DISTINCT * TIMES)]
         random.Random(1).shuffle(requests)
-        start_s = time.perf_counter()
-        answers = ask_all(self._url, requests, CLIENTS, self._secrets)
-        submit_s = time.perf_counter() - start_s
-        best = ask_all(self._url, [BEST] * len(requests), CLIENTS, self._secrets)
+        with self._hostile(before) if beside_hostile else nullcontext({}) as did:
+            start_s = time.perf_counter()
+            answers = ask_all(self._url, requests, CLIENTS, self._secrets)
+            submit_s = time.perf_counter() - start_s
+            best = ask_all(self._url, [BEST] * len(requests), CLIENTS, self._secrets)
         self._check(answers)
         assert {answer.status for answer in best} == {200}
         assert not self._crew.store.tuning(before).state.ended  # the nodes had work until here
         self._cancel([before, *sorted({answer.data["tuning"] for answer in answers})])
         rate = round(len(answers) / submit_s, 1)
-        return {"submit": shown(answers), "best": shown(best), "submissions_per_s": rate}
+        return {"submit": shown(answers), "best": shown(best), "submissions_per_s": rate} | did
+
+    @contextmanager
+    def _hostile(self, tuning_id: str) -> Iterator[dict[str, object]]:
+        """A hostile client at work; afterwards, what it did, and the API's memory how much its memory grew."""
+        secret = create_key(self._crew.store, "hostile", "submit").secret
+        command = [sys.executable, str(Path(__file__).with_name("hostile_client.py")), self._url, secret, tuning_id]
+        api, did = psutil.Process(self._crew.part["api"].process.pid), dict[str, object]()
+        before = api.memory_info().rss
+        with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, start_new_session=True) as process:
+            Path(f"/proc/{process.pid}/autogroup").write_text(str(HOSTILE_NICE), encoding="ascii")
+            os.setpriority(os.PRIO_PROCESS, process.pid, HOSTILE_NICE)
+            time.sleep(HOSTILE_ALONE_S)
+            start_s = time.perf_counter()
+            yield did
+            did["beside_s"] = round(time.perf_counter() - start_s, 1)
+            did["api_grew_mib"] = round((api.memory_info().rss - before) / 2**20, 1)
+            process.terminate()
+            did["hostile_did"] = json.loads(process.communicate()[0])
 
     def _measured_for(self) -> str:
         """A new tuning with many trials, of which the nodes have measured one: their ranks are warm, and at work."""
@@ -71,7 +103,7 @@ class LoadRun:
         body = (asked.body or {}) | {"budget": {"max_trials": LONG_TRIALS, "min_gain": 0.0}}
         (answer,) = ask_all(self._url, [replace(asked, body=body)], 1, [self._admin])
         tuning_id, store = str(answer.data["tuning"]), self._crew.store
-        wait_for("a trial", lambda: any(trial.reading is not None for trial in store.trials(tuning_id)))
+        wait_for("a trial", lambda: any(trial.reading is not None for trial in store.trials(tuning_id)), PATIENT_S)
         return tuning_id
 
     def alone(self, first_seed: int) -> dict[str, object]:
@@ -131,9 +163,13 @@ def shown(answers: Sequence[Answered]) -> dict[str, float]:
 
 def main() -> None:
     """Runs all phases."""
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--hostile", action="store_true", help="only many clients, alone and beside a hostile one")
+    is_hostile = parser.parse_args().hostile
     before = os.getloadavg()
     with private_fleet() as (crew, supervisor):
-        crew.wait_done(crew.submit(2))  # so that there is a best plan
+        first = crew.submit(2)
+        wait_for("a best plan", lambda: crew.store.tuning(first.id).state.ended, PATIENT_S)
         run = LoadRun(crew, supervisor.url)
         phases: dict[str, Callable[[], object]] = {
             "alone": lambda: run.alone(10_000),
@@ -141,6 +177,8 @@ def main() -> None:
             "waiting": run.backlog,
             "alone_behind_backlog": lambda: run.alone(20_000),
         }
+        if is_hostile:
+            phases = {"many": run.many, "many_beside_hostile": lambda: run.many(beside_hostile=True)}
         found: dict[str, object] = {"load_before": [round(each, 1) for each in before]}
         for name, phase in phases.items():
             found[name] = phase()

@@ -2,6 +2,8 @@
 
     python -m benchmarks.outside OUTSIDE.csv [--exact EA] [--framework NAME] [--rows] [--json]
 
+The framework is told, and of its kernels what a row states (its `features` and its `note`): nothing else is.
+
 The file has the columns of a runs file (docs/backtest.md) and beside them `model_ref` (a preset, or `model:NAME`),
 `cluster_ref` (a shorthand, or `cluster:NAME`), `plan`, `dtype_arg`, `features`, `framework` and `exact` (E: as
 published, A: something left out or assumed, X: refused or stood in for when the file was written, X0: no plan can say
@@ -28,7 +30,7 @@ from autotune.cost.estimate import estimate
 from autotune.cost.framework import FRAMEWORKS, Framework
 from autotune.errors import AutotuneError
 from autotune.search.space import illegal_reason
-from autotune.specs import ClusterSpec, DType, ModelSpec, Plan, Workload
+from autotune.specs import ClusterSpec, ModelSpec, Plan, Workload
 
 Definitions = tuple[dict[str, ModelSpec], dict[str, ClusterSpec]]
 
@@ -78,6 +80,32 @@ def kinds_of(row: CsvRow, spec: ModelSpec | None) -> tuple[str, ...]:
     return row.text("gpu"), row.text("dtype_arg", "bf16"), "experts" if experts else "dense"
 
 
+FEATURES: dict[str, dict[str, object]] = {
+    "tp-comm-overlap": {"tp_overlap": True},
+    "no-flash-attention": {"attention": "unfused"},
+}
+"""What the words in `features` say of kernels."""
+
+NOTES: tuple[tuple[str, dict[str, object]], ...] = (
+    (r"paxml|maxtext|MaxText", {"framework": "jax"}),
+    (r"flash_attention2 \+ RMS", {"attention": "flash2", "norms": "fused"}),
+    (r"flash_attention2", {"attention": "flash2", "norms": "eager"}),
+    (r"flash_attentionv1", {"attention": "flash", "norms": "eager"}),
+    (r"overlap of all-to-all", {"ep_overlap": True}),
+)
+"""What a note says of the framework and its kernels; the first that is found counts."""
+
+
+def software_of(row: CsvRow) -> dict[str, object]:
+    """The fields of a workload that say what trained, as far as the row does."""
+    said: dict[str, object] = {"framework": row.text("framework", "torch")}
+    for word in row.text("features", "").split(";"):
+        said |= FEATURES.get(word, {})
+    if "XLA" in row.text("features", ""):
+        said["framework"] = "jax"
+    return said | next((more for text, more in NOTES if re.search(text, row.text("note", ""))), {})
+
+
 def judge(row: CsvRow, known: Definitions, framework: Framework | None) -> Judged | None:
     """One row, None where it has no speed."""
     speed, step_s = row.positive("tokens_per_s_per_gpu"), row.positive("iter_time_s")
@@ -87,15 +115,13 @@ def judge(row: CsvRow, known: Definitions, framework: Framework | None) -> Judge
     try:
         spec = _named(row.text("model_ref"), "model:", known[0], model)
         cluster = _named(row.text("cluster_ref"), "cluster:", known[1], cluster_from_shorthand)
-        workload = Workload(
-            seq_len=row.count("seq_len"), global_batch=row.count("global_batch"), dtype=DType(row.text("dtype_arg"))
-        )
+        data = {"seq_len": row.count("seq_len"), "global_batch": row.count("global_batch")}
+        workload = Workload.from_data({**data, "dtype": row.text("dtype_arg"), **software_of(row)}, "workload")
         plan = Plan.parse(row.text("plan"), cluster.devices)
         reason = illegal_reason(spec, cluster, workload, plan) or ""
         text = f"{spec.name} {cluster.name} {workload.dtype.value} {plan.key}"
         if not reason:
-            told = framework or FRAMEWORKS[row.text("framework", "torch")]
-            estimated = estimate(spec, cluster, workload, plan, framework=told).step_time_s
+            estimated = estimate(spec, cluster, workload, plan, framework=framework).step_time_s
         tokens = workload.tokens_per_step / cluster.devices
     except AutotuneError as error:
         reason, tokens = str(error), row.count("seq_len") * row.count("global_batch") / row.count("num_gpus")

@@ -22,11 +22,12 @@ import numpy as np
 
 from autotune.catalog import cluster_from_shorthand, model
 from autotune.cost.estimate import estimate
-from autotune.cost.framework import framework_of
 from autotune.errors import AutotuneError
 from autotune.specs import ClusterSpec, Estimate, ModelSpec, Plan, Workload
 
-TOLD = {"dgxc_bench": "nemo", "moe_modelzoo": "megatron-bridge", "tprimat": "nemo"}
+FRAMEWORK = {
+    "aleph_layouts": "scaling", "dgxc_bench": "nemo", "moe_modelzoo": "megatron-bridge", "tprimat": "nemo",
+}  # fmt: skip
 """Sources whose framework is known more closely than the file says."""
 
 UNKNOWN = ("LoRA", "offload", "Mamba", "linear-attention", "FSDP-no-reshard")
@@ -47,7 +48,7 @@ class Judged:
     estimate: Estimate
 
 
-def judged(path: Path, defined: Path) -> Iterator[Judged | str]:
+def judged(path: Path, defined: Path, *, told: bool = True) -> Iterator[Judged | str]:
     """The rows, or why one cannot be estimated."""
     models, clusters = definitions(defined)
     with path.open(encoding="utf-8", newline="") as file:
@@ -57,7 +58,7 @@ def judged(path: Path, defined: Path) -> Iterator[Judged | str]:
                 yield f"{row['source']}: {unknown[0] if unknown else 'no model, or neither ok nor oom'}"
                 continue
             try:
-                found = asked(row, models, clusters)
+                found = asked(row, models, clusters, told=told)
             except AutotuneError as error:
                 yield f"{row['source']}: {error}"
                 continue
@@ -78,20 +79,26 @@ def definitions(path: Path) -> tuple[dict[str, ModelSpec], dict[str, ClusterSpec
     )
 
 
-def asked(row: dict[str, str], models: dict[str, ModelSpec], clusters: dict[str, ClusterSpec]) -> Estimate:
-    """The estimate of a row's plan."""
+def asked(
+    row: dict[str, str], models: dict[str, ModelSpec], clusters: dict[str, ClusterSpec], *, told: bool
+) -> Estimate:
+    """The estimate of a row's plan; `told` what its framework does beside what its name says."""
     name, machine = row["model_ref"].removeprefix("model:"), row["cluster_ref"].removeprefix("cluster:")
     cluster = clusters[machine] if machine in clusters else cluster_from_shorthand(machine)
-    workload = {
+    workload: dict[str, object] = {
         "seq_len": int(float(row["seq_len"])), "global_batch": int(float(row["global_batch"])),
         "dtype": row["dtype_arg"] or "bf16",
+        "framework": FRAMEWORK.get(row["source"], row["framework"]) if told else row["framework"],
     }  # fmt: skip
+    if "RMS kernel" in row["note"]:
+        workload["norms"] = "fused"
+    if "no-flash-attention" in row["features"]:
+        workload["attention"] = "unfused"
     return estimate(
         models[name] if name in models else model(name),
         cluster,
         Workload.from_data(workload),
         Plan.parse(row["plan"], cluster.devices),
-        framework=framework_of(TOLD.get(row["source"], row["framework"])),
     )
 
 
@@ -142,9 +149,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("runs", type=Path)
     parser.add_argument("models", type=Path)
+    parser.add_argument("--bare", action="store_true", help="tell no more of a framework than the file does")
     parser.add_argument("--rows", action="store_true", help="print each row, too")
     options = parser.parse_args(arguments)
-    found = list(judged(options.runs, options.models))
+    found = list(judged(options.runs, options.models, told=not options.bare))
     rows = [item for item in found if isinstance(item, Judged)]
     print_sources(rows)
     print_reliability(rows)

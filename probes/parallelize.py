@@ -34,7 +34,9 @@ def share_data(stage: Stage, mesh: DeviceMesh, workload: Workload, zero_stage: i
     dtype = TORCH_DTYPES[workload.dtype]
     policy = MixedPrecisionPolicy()
     if workload.dtype is not DType.FP32:
-        policy = MixedPrecisionPolicy(param_dtype=dtype, reduce_dtype=TORCH_DTYPES[workload.grad_dtype])
+        policy = MixedPrecisionPolicy(
+            param_dtype=dtype, reduce_dtype=TORCH_DTYPES[workload.reduce_dtype or workload.gradients]
+        )
     if zero_stage == 0 and mesh.size() > 1:  # on one rank `replicate` would reduce with itself
         for layer in stage.layers.values():
             replicate(layer, mesh=mesh, mp_policy=policy)

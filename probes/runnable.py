@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from autotune.errors import IllegalPlanError, InputError
-from autotune.specs import DType, LayerRequest, ModelSpec, Schedule, StepRequest, Workload
+from autotune.specs import DType, LayerRequest, ModelSpec, Recompute, Schedule, StepRequest, Workload
 
 
 def check_step(request: StepRequest, world_size: int) -> None:
@@ -17,6 +17,9 @@ def check_step(request: StepRequest, world_size: int) -> None:
     check_model(model, workload)
     _need(plan.cp == 1, "plan.cp", plan.cp, "the step probe runs no context parallelism: 1")
     _need(plan.ep == 1, "plan.ep", plan.ep, "the step probe runs no expert parallelism: 1")
+    modules = "+".join(plan.recompute_modules) or plan.recompute.value
+    known = not plan.recompute_modules and plan.recompute is not Recompute.OP
+    _need(known, "plan.recompute", modules, "the step probe recomputes nothing, the attention core or whole layers")
     _need(plan.world_size == world_size, "plan", plan.key, f"tp*pp*dp must be the {world_size} ranks")
     check_tensor_parallel(model, workload, plan.tp, plan.sequence_parallel)
     rows = plan.dp * plan.micro_batch
@@ -40,8 +43,12 @@ def check_model(model: ModelSpec, workload: Workload) -> None:
         raise InputError("model.latent_attention", model.name, "the probes train plain attention only: none")
     if not model.uniform:
         raise InputError("model", model.name, "the probes train models whose layers are all full attention and an MLP")
-    if workload.dtype is DType.FP8 or workload.grad_dtype is DType.FP8:
+    if workload.dtype is DType.FP8:
         raise InputError("workload.dtype", "fp8", "the probes train in fp32, bf16 and fp16")
+    if unlike := workload.not_probed():
+        name, _, rest = unlike.partition(" ")
+        value, _, allowed = rest.partition(": ")
+        raise InputError(f"workload.{name}", value, f"the probes do what torch does: {allowed}")
     if model.max_positions and workload.seq_len > model.max_positions:
         raise InputError("workload.seq_len", workload.seq_len, f"the model has {model.max_positions} positions")
 

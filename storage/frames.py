@@ -211,7 +211,7 @@ def _request(model_json: str, cluster_json: str, workload_json: str) -> dict[str
         "seq_len": workload.seq_len,
         "global_batch": workload.global_batch,
         "dtype": workload.dtype.value,
-        "grad_dtype": workload.grad_dtype.value,
+        "grad_dtype": workload.gradients.value,
         "gpu": cluster.device.name,
         "gpu_mem_gb": cluster.device.memory_bytes / 2**30,
         "gpus_per_node": cluster.gpus_per_node,

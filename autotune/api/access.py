@@ -23,6 +23,8 @@ from limits.aio.storage import MemoryStorage  # the other kind starts a thread e
 from limits.aio.strategies import FixedWindowRateLimiter
 from starlette.exceptions import HTTPException
 
+from autotune.api.connections import origin_of
+from autotune.api.requests import JsonRequest
 from autotune.api.sharing import Combiner, Shared
 from autotune.errors import InputError
 from autotune.fleet.keys import LOCAL, hash_of, refusal
@@ -32,6 +34,7 @@ from autotune.specs import ApiKey, Role
 ROLES: Mapping[str, Role | None] = {
     # None: nobody is asked who he is, but each address has a rate. These tell nothing about anybody's work.
     "GET /healthz": None,
+    "GET /livez": None,
     "GET /openapi.json": None,
     "GET /metrics": Role.READ,
     "GET /tunings": Role.READ,
@@ -61,6 +64,9 @@ ROLES: Mapping[str, Role | None] = {
     "DELETE /keys/{key_id}": Role.ADMIN,
 }
 """Each role may do what those before it may: read, submit, admin."""
+
+UNCOUNTED = "/livez"
+"""Costs nothing, and whoever restarts an API that does not answer may have the address of others."""
 
 TRUST_S = 2.0
 """How long a valid key is accepted without asking the database again. A revoked one may still work that long."""
@@ -117,6 +123,10 @@ class Gate:
         """Counts a request that needs no key by its address, apart from those whose key was refused. Raises 429."""
         await self._count(f"anybody at {_address(request)}")
 
+    async def admit_stray(self, request: Request) -> None:
+        """Counts a request that no route takes, by its address. Raises HTTPException 429."""
+        await self._count(f"nothing at {_address(request)}")
+
     def forget(self) -> None:
         """Asks the database again for every key: one was made or revoked here."""
         self._keys.forget()
@@ -159,11 +169,11 @@ class GuardedRoute(APIRoute):
 
         async def guarded(request: Request) -> Response:
             gate: Gate = request.app.state.parts.gate
-            if role is None:
+            if role is None and self.path != UNCOUNTED:
                 await gate.admit_anybody(request)
-            else:
+            if role is not None:
                 request.state.principal = await gate.admit(request, role)
-            return await handle(request)
+            return await handle(JsonRequest(request.scope, request.receive))
 
         return guarded
 
@@ -185,7 +195,7 @@ def is_loopback(host: str) -> bool:
 
 
 def _address(request: Request) -> str:
-    return request.client.host if request.client else "none"
+    return origin_of(request.client.host) if request.client else "none"
 
 
 def _is_direct(request: Request) -> bool:

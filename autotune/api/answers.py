@@ -352,6 +352,12 @@ class KeyCreated(Spec):
     secret: str
 
 
+class Alive(Spec):
+    """The API answers."""
+
+    status: Literal["ok"]
+
+
 class Health(Spec):
     """Whether the API can do its work: `degraded` answers and accepts, but nothing is sent to workers at the moment."""
 

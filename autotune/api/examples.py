@@ -253,6 +253,7 @@ ANSWERS: dict[str, Any] = {
     "KeyPage": {"keys": [_KEY], "next": None},
     "KeyCreated": {"key": _KEY, "secret": "autotune_" + "x" * 43},
     "ApiKey": _KEY | {"revoked_at": _LATER},
+    "Alive": {"status": "ok"},
     "Health": {"status": "ok", "database": "ok", "broker": "ok"},
 }  # fmt: skip
 EVENT = {

@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable, Iterator
 
 import anyio
-from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.exposition import CONTENT_TYPE_LATEST
 from starlette.concurrency import run_in_threadpool
@@ -38,15 +38,27 @@ class Metrics:
             buckets=LATENCY_S,
             registry=self._registry,
         )
+        self._connections = Gauge("autotune_connections", "Connections that are open.", registry=self._registry)
+        self._closed = Counter(
+            "autotune_connections_closed", "Connections that the API closed.", ["reason"], registry=self._registry
+        )
 
     def request(self, scope: Scope, status: int, seconds: float) -> None:
         """Counts a request under its route's pattern: users can invent any number of paths and methods."""
-        route = getattr(scope.get("route"), "path", None)
-        method = scope["method"] if route else "any"
-        route = route or "none"
+        found = scope.get("route")
+        route = getattr(found, "path", "none")
+        method = scope["method"] if scope["method"] in (getattr(found, "methods", None) or ()) else "any"
         self._requests.labels(method, route, str(status or 499)).inc()
         if route != ENDLESS:
             self._latency.labels(method, route).observe(seconds)
+
+    def connections(self, count: int) -> None:
+        """Notes how many connections are open."""
+        self._connections.set(count)
+
+    def closed(self, reason: str) -> None:
+        """Counts a connection that the API closed."""
+        self._closed.labels(reason).inc()
 
     def text(self) -> tuple[bytes, str]:
         """All metrics in Prometheus' text format, and its media type."""

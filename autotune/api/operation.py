@@ -8,7 +8,7 @@ from fastapi import APIRouter, Body, Request
 from starlette.responses import Response
 
 from autotune.api.access import GuardedRoute
-from autotune.api.answers import Health, Json, KeyCreated, KeyPage
+from autotune.api.answers import Alive, Health, Json, KeyCreated, KeyPage
 from autotune.api.examples import KEYS
 from autotune.api.openapi import answer, problems
 from autotune.api.parts import parts_of
@@ -29,6 +29,12 @@ async def health(request: Request) -> Json:
     """
     broker = "ok" if await parts_of(request).liveness.broker_is_there() else "unreachable"
     return Json({"status": "ok" if broker == "ok" else "degraded", "database": "ok", "broker": broker})
+
+
+@router.get("/livez", responses=answer(200, Alive))
+async def alive(_request: Request) -> Json:
+    """Whether the API answers at all; nothing else is asked. For whoever starts it again when it does not."""
+    return Json({"status": "ok"})
 
 
 @router.get(

@@ -20,13 +20,17 @@ from autotune.api.requests import (
     AfterNumber,
     ClusterName,
     DTypeName,
+    Framework,
     GlobalBatch,
+    Kernels,
     Limit,
     ModelName,
     Nodes,
+    Precision,
     SeqLen,
     Text,
     WorkloadRequest,
+    asked_workload,
     find_cluster,
     find_model,
     find_workload,
@@ -73,6 +77,9 @@ async def best(
     seq_len: SeqLen = None,
     global_batch: GlobalBatch = None,
     dtype: DTypeName = None,
+    framework: Framework = None,
+    kernels: Kernels = None,
+    precision: Precision = None,
     target: Annotated[
         str | None,
         Query(alias="for", json_schema_extra={"enum": [*targets()]}, description="Give the launch arguments too."),
@@ -85,7 +92,7 @@ async def best(
     something. Answers may be two seconds old.
     """
     parts = parts_of(request)
-    given = WorkloadRequest(seq_len=seq_len, global_batch=global_batch, dtype=dtype)
+    given = asked_workload(seq_len, global_batch, dtype, framework, kernels, precision)
     if tuning is not None:
         return await run_in_threadpool(lambda: Json(_of_named(parts, parts.store.tuning(tuning), target)))
     asked = ("best", model, cluster, nodes, given, target)
@@ -125,6 +132,9 @@ def rank_plans(
     seq_len: SeqLen = None,
     global_batch: GlobalBatch = None,
     dtype: DTypeName = None,
+    framework: Framework = None,
+    kernels: Kernels = None,
+    precision: Precision = None,
     tp: Tp = None,
     pp: Pp = None,
     micro_batch: MicroBatch = None,
@@ -141,7 +151,7 @@ def rank_plans(
     """
     parts = parts_of(request)
     model_spec, cluster_spec = find_model(parts.store, model), find_cluster(parts.store, cluster, nodes)
-    given = WorkloadRequest(seq_len=seq_len, global_batch=global_batch, dtype=dtype)
+    given = asked_workload(seq_len, global_batch, dtype, framework, kernels, precision)
     workload = find_workload(model_spec, cluster_spec, given)
     choices = {
         "tp": tp, "pp": pp, "micro_batch": micro_batch, "zero_stage": zero_stage, "recompute": recompute,

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 import logging
-import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -40,11 +39,13 @@ TITLES = {
     403: "Forbidden",
     404: "Not Found",
     405: "Method Not Allowed",
+    408: "Request Timeout",
     409: "Conflict",
     413: "Content Too Large",
     415: "Unsupported Media Type",
     422: "Unprocessable Content",
     429: "Too Many Requests",
+    431: "Request Header Fields Too Large",
     500: "Internal Server Error",
     503: "Service Unavailable",
 }
@@ -117,8 +118,13 @@ def _input(status: int, kind: str, error: InputError) -> Response:
     )
 
 
-def _on_http(request: Request, error: Exception) -> Response:
+async def _on_http(request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
+    if error.status_code in {404, 405} and not hasattr(request.state, "principal"):  # no route took it
+        try:
+            await request.app.state.parts.gate.admit_stray(request)
+        except HTTPException as refusal:
+            error = refusal
     kind = KINDS.get(error.status_code, "http")
     headers = dict(error.headers or {})
     if error.status_code == 405:
@@ -158,7 +164,7 @@ def _on_validation(request: Request, error: Exception) -> Response:
 
 def _plain(value: object) -> str | int | float | bool | None:
     """A value as a problem repeats it: short, and plain JSON."""
-    if value is None or (isinstance(value, (int, float)) and math.isfinite(value) and abs(value) < 2**53):
+    if value is None or (isinstance(value, (int, float)) and abs(value) < 2**53):
         return value
     text = value if isinstance(value, str) else repr(value)[: 2 * LONGEST_VALUE]
     return text if len(text) <= LONGEST_VALUE else text[:LONGEST_VALUE] + "..."

@@ -5,6 +5,7 @@ A name is never a path: nothing here opens a file.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Sequence
 from typing import Annotated, Any, Self, TypeVar
 from urllib.parse import urlencode
@@ -23,10 +24,15 @@ from autotune.fleet.keys import MAX_DAYS
 from autotune.ports.fleet import FleetStore
 from autotune.shown import HIDDEN, PLAIN
 from autotune.specs import (
+    Attention,
     Budget,
     ClusterSpec,
+    CrossEntropy,
     DType,
+    Fp8Recipe,
+    FrameworkName,
     ModelSpec,
+    Norms,
     Optimizer,
     Role,
     SamplerName,
@@ -36,9 +42,13 @@ from autotune.specs import (
 )
 from autotune.specs.base import Name, mismatch
 from autotune.specs.model import Count
+from autotune.specs.workload import KERNELS, PRECISION, read_kernels, read_precision
 
 DEFAULT_MAX_TRIALS = 24
 MAX_CHOICES = 1000
+MAX_VALUES = 20_000
+"""Of a body: more than a space with all its choices has, and few enough to be judged while others wait."""
+
 _SEEN = rf"^[^{HIDDEN}]*[^\s{HIDDEN}][^{HIDDEN}]*$"
 """Text that is not only spaces."""
 
@@ -63,6 +73,23 @@ Nodes = Annotated[int | None, Query(ge=1, le=2**31 - 1, description="So many nod
 SeqLen = Annotated[int | None, Query(ge=1, le=2**31 - 1, description="Tokens of a sequence.")]
 GlobalBatch = Annotated[int | None, Query(ge=1, le=2**31 - 1, description="Sequences a step.")]
 DTypeName = Annotated[DType | None, Query(description="Compute dtype.")]
+Framework = Annotated[FrameworkName | None, Query(description="What trains. Default: torch, any plan.")]
+Precision = Annotated[
+    str | None,
+    Query(
+        max_length=200,
+        description=f"KEY=VALUE,...: {', '.join(PRECISION)}. Default: as the framework has them.",
+        examples=["grad_dtype=bf16,exp_avg_dtype=fp8"],
+    ),
+]
+Kernels = Annotated[
+    str | None,
+    Query(
+        max_length=200,
+        description=f"KEY=VALUE,...: {', '.join(KERNELS)}. Default: as the framework has them.",
+        examples=["attention=flash3,tp_overlap=true"],
+    ),
+]
 PathName = Annotated[str, Path(min_length=1, max_length=200, pattern=PLAIN, description="A name.")]
 PathId = Annotated[str, Path(min_length=4, max_length=64, pattern=r"^[A-Za-z0-9_-]+$", description="An id.")]
 
@@ -73,8 +100,60 @@ class WorkloadRequest(Spec):
     seq_len: Count | None = None
     global_batch: Count | None = None
     dtype: DType | None = None
-    grad_dtype: DType = DType.FP32
+    grad_dtype: DType | None = None
     optimizer: Optimizer = Optimizer.ADAMW
+    param_dtype: DType | None = None
+    reduce_dtype: DType | None = None
+    master_dtype: DType | None = None
+    exp_avg_dtype: DType | None = None
+    exp_avg_sq_dtype: DType | None = None
+    fp8_recipe: Fp8Recipe | None = None
+    saved_dtype: DType | None = None
+    framework: FrameworkName = FrameworkName.TORCH
+    attention: Attention | None = None
+    norms: Norms | None = None
+    cross_entropy: CrossEntropy | None = None
+    tp_overlap: bool | None = None
+    ep_overlap: bool | None = None
+
+
+def asked_workload(
+    seq_len: int | None,
+    global_batch: int | None,
+    dtype: DType | None,
+    framework: FrameworkName | None,
+    kernels: str | None,
+    precision: str | None = None,
+) -> WorkloadRequest:
+    """The workload that query parameters name. Raises InputError."""
+    given = {
+        "seq_len": seq_len,
+        "global_batch": global_batch,
+        "dtype": dtype and dtype.value,
+        "framework": (framework or FrameworkName.TORCH).value,
+    }
+    said = read_kernels(kernels or "") | read_precision(precision or "")
+    return WorkloadRequest.from_data(given | said, "workload")
+
+
+class JsonRequest(Request):
+    """A request whose JSON is read in little time, and means the same to every reader."""
+
+    async def json(self) -> Any:
+        """The body. Raises HTTPException 413 for too many values, 400 for a key that comes twice, and ValueError."""
+        body = await self.body()
+        if sum(map(body.count, (b",", b"[", b"{"))) > MAX_VALUES:
+            raise HTTPException(413, f"a body of at most {MAX_VALUES} values is taken")
+        return json.loads(body, object_pairs_hook=_unambiguous)
+
+
+def _unambiguous(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        names = [name for name, _ in pairs]
+        twice = next(name for name in found if names.count(name) > 1)
+        raise HTTPException(400, f"the body has the key {twice[:200]!r} twice")
+    return found
 
 
 S = TypeVar("S", bound=Spec)

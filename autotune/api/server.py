@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 import gc
+import resource
+import socket
 import sys
 import time
+from functools import partial
+from typing import Any
 
 import uvicorn
 from fastapi import FastAPI
@@ -12,6 +17,7 @@ from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from autotune.api.access import is_loopback
+from autotune.api.connections import MAX_CONNECTIONS, RESTING, Connection, Crowd
 from autotune.api.metrics import Metrics
 from autotune.api.problems import problem, unexpected
 from autotune.errors import InputError
@@ -43,15 +49,60 @@ def require_key(store: FleetStore, host: str, *, open_locally: bool) -> None:
         )
 
 
+KERNEL_BYTES = 128 * 1024
+"""What the kernel keeps of each connection in each direction (it takes twice that); by default it is megabytes, and
+counts as the API's memory in a container."""
+
+OTHER_FILES = 256
+"""Left for the database, the broker and the log, out of the files that a process may have open."""
+
+
+class Server(uvicorn.Server):
+    """uvicorn's server, with bounded connections.
+
+    Args:
+        app: what `create_app` made.
+        most: connections at a time.
+        options: uvicorn's.
+    """
+
+    def __init__(self, app: FastAPI, *, most: int = MAX_CONNECTIONS, **options: Any) -> None:
+        self._crowd = Crowd(app.state.parts.metrics, most)
+        connection: Any = partial(Connection, crowd=self._crowd)
+        super().__init__(uvicorn.Config(app, http=connection, ws="none", access_log=False, **options))
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        """Listens, with buffers that accepted connections inherit."""
+        await super().startup(sockets)
+        for server in self.servers:
+            for listener in server.sockets:
+                listener.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, KERNEL_BYTES)
+                listener.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, KERNEL_BYTES)
+
+    async def on_tick(self, counter: int) -> bool:
+        """Called ten times a second."""
+        if counter % 10 == 0:
+            self._crowd.sweep(asyncio.get_running_loop().time())
+        return await super().on_tick(counter)
+
+
 def run(app: FastAPI, *, host: str, port: int) -> None:
     """Listens until SIGTERM or Ctrl-C. Raises InputError for an address that cannot be listened on."""
-    config = uvicorn.Config(
-        app, host=host, port=port, log_level="info", access_log=False, server_header=False, date_header=True,
-        proxy_headers=False, timeout_graceful_shutdown=DRAIN_S, h11_max_incomplete_event_size=64 * 1024,
+    most = min(MAX_CONNECTIONS, max(_open_files() - OTHER_FILES, OTHER_FILES))
+    server = Server(
+        app, most=most, host=host, port=port, log_level="info", server_header=False, proxy_headers=False,
+        timeout_graceful_shutdown=DRAIN_S,
     )  # fmt: skip
     _spare_what_stays()
     sys.setswitchinterval(TURN_S)
-    uvicorn.Server(config).run()
+    server.run()
+
+
+def _open_files() -> int:
+    """Files that this process may have open at a time, raised as far as the system lets it."""
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
+    return most
 
 
 def _spare_what_stays() -> None:
@@ -69,6 +120,9 @@ HEADERS = {
     "Referrer-Policy": "no-referrer",
     "Cache-Control": "no-store",
 }
+MAX_BODIES_BYTES = 64 * 2**20
+"""Of all bodies whose requests are not answered yet: many slow ones would fill the memory."""
+
 TOO_LARGE = f"a body of at most {MAX_BODY_BYTES} bytes is taken"
 
 
@@ -79,7 +133,7 @@ class Edge:
     """
 
     def __init__(self, app: ASGIApp, *, metrics: Metrics) -> None:
-        self._app, self._metrics = app, metrics
+        self._app, self._metrics, self._bodies_bytes = app, metrics, 0
         self._headers = [(name.lower().encode(), value.encode()) for name, value in HEADERS.items()]
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -95,6 +149,8 @@ class Edge:
             nonlocal status
             if message["type"] == "http.response.start":
                 status = message["status"]
+                if status == 429:
+                    scope["state"][RESTING] = True
                 present = {name for name, _ in message["headers"]}
                 message["headers"] = [*message["headers"], *(pair for pair in self._headers if pair[0] not in present)]
             await send(message)
@@ -118,12 +174,19 @@ class Edge:
         async def receive_on() -> Message:
             nonlocal got
             message = await receive()
-            got += len(message.get("body", b""))
+            size = len(message.get("body", b""))
+            got += size
+            self._bodies_bytes += size
             if got > MAX_BODY_BYTES:  # sent in pieces, without a length
                 raise HTTPException(413, TOO_LARGE)
+            if self._bodies_bytes > MAX_BODIES_BYTES:
+                raise HTTPException(503, "too much is being sent at the moment", {"Retry-After": "5"})
             return message
 
-        await self._app(scope, receive_on, send)
+        try:
+            await self._app(scope, receive_on, send)
+        finally:
+            self._bodies_bytes -= got
 
 
 def _too_large() -> ASGIApp:

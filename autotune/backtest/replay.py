@@ -11,11 +11,12 @@ from autotune.backtest.groups import Group
 from autotune.backtest.metrics import Forecast, Walk, walk_of
 from autotune.backtest.runs import RunStatus
 from autotune.cost.calibrate import fit_profile
+from autotune.cost.capacity import MAY_FIT
 from autotune.cost.framework import framework_of
 from autotune.cost.table import PlanTable
 from autotune.search import transfer as transfers
 from autotune.search.core import Search
-from autotune.search.peaks import MAY_FIT, SAFE
+from autotune.search.peaks import SAFE
 from autotune.search.posterior import TransferObservation
 from autotune.search.residual import EVERYTHING, Learning
 from autotune.search.sampler import SamplerName, alternative

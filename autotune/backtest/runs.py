@@ -222,7 +222,7 @@ def run_of(csv_row: CsvRow, clusters: Clusters) -> Run:
         seq_len=csv_row.count("seq_len"),
         global_batch=csv_row.count("global_batch"),
         dtype=_one_of(csv_row, "dtype", {"": DType.BF16, **dtypes}),
-        grad_dtype=_one_of(csv_row, "grad_dtype", {"": DType.FP32, **dtypes}),
+        grad_dtype=_one_of(csv_row, "grad_dtype", {"": None, **dtypes}),
     )
     plan = _plan(csv_row)
     if plan.world_size != cluster.devices:

@@ -191,7 +191,7 @@ class Here:
         return cluster.to_data()
 
 
-QUESTION = ("model", "cluster", "seq_len", "global_batch", "dtype")
+QUESTION = ("model", "cluster", "seq_len", "global_batch", "dtype", "framework", "kernels", "precision")
 """What a question for plans names."""
 
 

@@ -24,6 +24,8 @@ def best(
     seq_len: options.SeqLen = None,
     global_batch: options.GlobalBatch = None,
     dtype: options.DTypeName = None,
+    framework: options.FrameworkName = None,
+    kernels: options.Kernels = None,
     tuning: Annotated[
         str | None,
         option(
@@ -46,7 +48,7 @@ def best(
     Where nothing was measured for exactly that question: the nearest that was, how far it is, what it implies as an
     estimate, and which probes would settle it at what cost.
     """
-    question = dict(zip(QUESTION, (model, cluster, seq_len, global_batch, dtype), strict=True))
+    question = dict(zip(QUESTION, (model, cluster, seq_len, global_batch, dtype, framework, kernels), strict=True))
     is_asked = any(value is not None for value in question.values())
     if is_asked and tuning is not None:
         raise InputError("--tuning", tuning, "give a tuning or a question (--model, --cluster, ...), not both")

@@ -28,14 +28,26 @@ def read_inputs(
     seq_len: int | None,
     global_batch: int | None,
     dtype: str | None,
+    framework: str | None = None,
+    kernels: str | None = None,
     db: str | None,
+    precision: str | None = None,
 ) -> Inputs:
     """The inputs that the options name. Raises InputError for what cannot be used."""
     model_spec, cluster_spec = read_model(model, db), read_cluster(cluster, db)
     return Inputs(
         model=model_spec,
         cluster=cluster_spec,
-        workload=read_workload(model_spec, cluster_spec, seq_len=seq_len, global_batch=global_batch, dtype=dtype),
+        workload=read_workload(
+            model_spec,
+            cluster_spec,
+            seq_len=seq_len,
+            global_batch=global_batch,
+            dtype=dtype,
+            precision=precision,
+            framework=framework,
+            kernels=kernels,
+        ),
     )
 
 
@@ -70,12 +82,22 @@ def read_cluster(ref: str | None, db: str | None) -> ClusterSpec:
 
 
 def read_workload(
-    model: ModelSpec, cluster: ClusterSpec, *, seq_len: int | None, global_batch: int | None, dtype: str | None
+    model: ModelSpec,
+    cluster: ClusterSpec,
+    *,
+    seq_len: int | None,
+    global_batch: int | None,
+    dtype: str | None,
+    framework: str | None = None,
+    kernels: str | None = None,
+    precision: str | None = None,
 ) -> Workload:
     """The workload that the options give, with the catalog's defaults."""
     from autotune.catalog.workloads import workload
+    from autotune.specs.workload import read_kernels, read_precision
 
-    return workload(model, cluster, {"seq_len": seq_len, "global_batch": global_batch, "dtype": dtype})
+    given = {"seq_len": seq_len, "global_batch": global_batch, "dtype": dtype, "framework": framework}
+    return workload(model, cluster, given | read_kernels(kernels or "") | read_precision(precision or ""))
 
 
 def read_space(
@@ -87,19 +109,23 @@ def read_space(
     recompute: str | None = None,
     sequence_parallel: str | None = None,
     schedule: str | None = None,
+    recompute_modules: str | None = None,
 ) -> Space:
     """The space that the options leave; a field without an option keeps every legal value."""
     from autotune.specs import Space
 
     numbers = {"tp": tp, "pp": pp, "micro_batch": micro_batch, "zero_stage": zero_stage}
     words = {"recompute": recompute, "schedule": schedule}
-    for key, text in {**words, "sequence_parallel": sequence_parallel}.items():
+    lists = {"sequence_parallel": sequence_parallel, "recompute_modules": recompute_modules}
+    for key, text in {**words, **lists}.items():
         if text is not None and not _items(text):
             raise InputError("--" + key.replace("_", "-"), text, "give at least one value")
     data: dict[str, object] = {key: _numbers(key, text) for key, text in numbers.items() if text is not None}
     data |= {key: _items(text) for key, text in words.items() if text is not None}
     if sequence_parallel is not None:
         data["sequence_parallel"] = [_truth(item) for item in _items(sequence_parallel)]
+    if recompute_modules is not None:
+        data["recompute_modules"] = [item.split("+") for item in _items(recompute_modules)]
     return Space.from_data(data, "space")
 
 

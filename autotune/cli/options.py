@@ -73,11 +73,54 @@ DTypeName = Annotated[
         panel=_WORKLOAD,
     ),
 ]
+Precision = Annotated[
+    str | None,
+    option(
+        "--precision",
+        "KEY=VALUE,...",
+        "Number formats that are not the framework's own: grad_dtype, param_dtype, reduce_dtype, master_dtype, "
+        "exp_avg_dtype, exp_avg_sq_dtype, saved_dtype (fp32, bf16, fp16, fp8), fp8_recipe (delayed, tensorwise, "
+        "blockwise, mxfp8).",
+        panel=_WORKLOAD,
+    ),
+]
+FrameworkName = Annotated[
+    str | None,
+    option(
+        "--framework",
+        "FRAMEWORK",
+        "What trains: torch, megatron, nemo, megatron-bridge, megatron-2021, megatron-deepspeed, nanotron, fsdp, jax, "
+        "deepspeed or scaling. The estimate has its habits, and only plans that it runs are listed. Default: torch, "
+        "any plan.",
+        panel=_WORKLOAD,
+    ),
+]
+Kernels = Annotated[
+    str | None,
+    option(
+        "--kernels",
+        "KEY=VALUE,...",
+        "attention=unfused|flash|flash2|flash3|cudnn, norms=fused|eager, cross_entropy=eager|fused|gathered, "
+        "tp_overlap=true|false, ep_overlap=true|false. Default: as the framework has them.",
+        panel=_WORKLOAD,
+    ),
+]
 Tp = Annotated[str | None, option("--tp", "1,2,...", "Tensor parallel.", panel=_SPACE)]
 Pp = Annotated[str | None, option("--pp", "1,2,...", "Pipeline parallel.", panel=_SPACE)]
 MicroBatch = Annotated[str | None, option("--micro-batch", "1,2,...", "Sequences a micro-batch.", panel=_SPACE)]
 ZeroStage = Annotated[str | None, option("--zero-stage", "0,1,2,3", "ZeRO stage.", panel=_SPACE)]
-RecomputeModes = Annotated[str | None, option("--recompute", "none,selective,full", "Recomputation.", panel=_SPACE)]
+RecomputeModes = Annotated[
+    str | None, option("--recompute", "none,selective,full,op", "Recomputation. Default: all but op.", panel=_SPACE)
+]
+RecomputeModules = Annotated[
+    str | None,
+    option(
+        "--recompute-modules",
+        "layernorm+moe_act,...",
+        "What selective recomputes, sets of Megatron's modules. Default: core_attn.",
+        panel=_SPACE,
+    ),
+]
 SequenceParallel = Annotated[
     str | None, option("--sequence-parallel", "true,false", "Sequence parallelism.", panel=_SPACE)
 ]

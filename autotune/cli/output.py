@@ -271,7 +271,9 @@ def speed_text(figures: Mapping[str, Any], unit: str = "") -> str:
 
 def workload_text(workload: Mapping[str, Any]) -> str:
     """A workload given as plain data."""
-    return f"sequence {workload['seq_len']}, {workload['global_batch']} sequences a step, {workload['dtype']}"
+    framework = workload.get("framework", "torch")
+    said = "" if framework == "torch" else f", {framework}"
+    return f"sequence {workload['seq_len']}, {workload['global_batch']} sequences a step, {workload['dtype']}{said}"
 
 
 def moment_text(moment: str, *, seconds: bool = False) -> str:

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from autotune.explain.whatif import Setting
     from autotune.imports.expected import ExpectedRanking
     from autotune.search.space import Runtime
-    from autotune.specs import Plan
+    from autotune.specs import Estimate, Plan
 
 BAR, MAX_BAR = 20, 1.5
 
@@ -32,11 +32,15 @@ def plan(
     seq_len: options.SeqLen = None,
     global_batch: options.GlobalBatch = None,
     dtype: options.DTypeName = None,
+    precision: options.Precision = None,
+    framework: options.FrameworkName = None,
+    kernels: options.Kernels = None,
     tp: options.Tp = None,
     pp: options.Pp = None,
     micro_batch: options.MicroBatch = None,
     zero_stage: options.ZeroStage = None,
     recompute: options.RecomputeModes = None,
+    recompute_modules: options.RecomputeModules = None,
     sequence_parallel: options.SequenceParallel = None,
     schedule: options.Schedules = None,
     top: Annotated[int, option("--top", "N", min=1, max=10_000, help="Plans to list.")] = 10,
@@ -56,10 +60,11 @@ def plan(
     """
     dimensions = {
         "tp": tp, "pp": pp, "micro_batch": micro_batch, "zero_stage": zero_stage, "recompute": recompute,
-        "sequence_parallel": sequence_parallel, "schedule": schedule,
+        "recompute_modules": recompute_modules, "sequence_parallel": sequence_parallel, "schedule": schedule,
     }  # fmt: skip
     question: dict[str, Any] = {
         "model": model, "cluster": cluster, "seq_len": seq_len, "global_batch": global_batch, "dtype": dtype,
+        "precision": precision, "framework": framework, "kernels": kernels,
     }  # fmt: skip
     only_here = plan is not None or explain or scaling or history is not None
     if (server := asked_server(db)) is not None:
@@ -104,7 +109,12 @@ def _named_there(question: dict[str, Any]) -> dict[str, Any]:
 
 
 def _require_one_question(
-    plan: str | None, dimensions: Mapping[str, object], history: str | None, *, explain: bool, scaling: bool
+    plan: str | None,
+    dimensions: Mapping[str, object],
+    history: str | None,
+    *,
+    explain: bool,
+    scaling: bool,
 ) -> None:
     """Raises InputError for options of which one would be ignored."""
     if history is not None and (scaling or explain):
@@ -139,17 +149,15 @@ def _print_explained(setting: Setting, chosen: Plan | None, top: int, *, explain
     import time
 
     from autotune.explain.explanation import explained
-    from autotune.search.offline import EstimatedPlan, Ranking, rank
+    from autotune.search.offline import EstimatedPlan, Ranking, estimated, rank
     from autotune.tuning.report import ranking_data
 
     question = setting.model, setting.cluster, setting.workload
     if chosen is None:
         ranking = rank(*question, setting.space, profile=setting.profile, limit=top)
     else:
-        from autotune.cost.estimate import estimate as estimate_plan
-
         started = time.perf_counter()
-        found = estimate_plan(*question, chosen, setting.profile)
+        found = estimated(*question, [chosen], setting.profile)[0]
         seconds = time.perf_counter() - started
         one = (EstimatedPlan(plan=chosen, estimate=found),)
         ranking = Ranking(legal=1, fitting=int(found.fits), seconds=seconds, estimates_per_s=1 / seconds, plans=one)
@@ -172,12 +180,16 @@ def _print_explained(setting: Setting, chosen: Plan | None, top: int, *, explain
 def _print_ranking(data: dict[str, Any]) -> None:
     table = output.listing(
         "", data["plans"], ("<plan", "plan"), ("tokens/s/GPU", "estimate.tokens_per_s_per_gpu"),
-        ("step", "estimate.step_time_s"), ("MFU", "estimate.mfu"), ("peak memory", "estimate.peak_memory_bytes"),
-        ("<fits", "estimate.fits"), ("<largest losses", lambda each: _losses(each["estimate"])),
+        ("step", "estimate.step_time_s"), ("MFU", "estimate.mfu"), ("memory needed", "estimate.needed_bytes"),
+        ("P(fits)", "estimate.p_fits"), ("<fits", "estimate.fits"),
+        ("<largest losses", lambda each: _losses(each["estimate"])),
     )  # fmt: skip
     console = output.console()
     console.print(_heading(data), soft_wrap=True)
     console.print(table)
+    if data["plans"]:
+        usable = output.bytes_text(data["plans"][0]["estimate"]["usable_bytes"])
+        console.print(f"A plan that needs {usable}, which is what can be used, fits as often as not.")
     console.print(
         f"{data['legal']:,} legal plans, {data['fitting']:,} estimated to fit; {data['seconds']:.2f} s, "
         f"{data['estimates_per_s']:,.0f} estimates/s"
@@ -297,19 +309,25 @@ def estimate(
     seq_len: options.SeqLen = None,
     global_batch: options.GlobalBatch = None,
     dtype: options.DTypeName = None,
+    precision: options.Precision = None,
+    framework: options.FrameworkName = None,
+    kernels: options.Kernels = None,
     db: options.Database = None,
     as_json: options.AsJson = False,
 ) -> None:
     """Estimate one plan: seconds of a step and bytes of the worst stage, by named part."""
     from autotune.cli.database import stored_profile
-    from autotune.cost.estimate import estimate as estimate_plan
     from autotune.explain.losses import largest_parts
+    from autotune.search.offline import estimated
     from autotune.tuning.report import request_data
 
-    inputs = read_inputs(model=model, cluster=cluster, seq_len=seq_len, global_batch=global_batch, dtype=dtype, db=db)
+    inputs = read_inputs(
+        model=model, cluster=cluster, seq_len=seq_len, global_batch=global_batch, dtype=dtype, precision=precision,
+        framework=framework, kernels=kernels, db=db,
+    )  # fmt: skip
     question = inputs.model, inputs.cluster, inputs.workload
     chosen = read_plan(inputs, plan)
-    found = estimate_plan(*question, chosen, stored_profile(inputs.cluster, db))
+    found = estimated(*question, [chosen], stored_profile(inputs.cluster, db))[0]
     shares = dict(largest_parts(found))
     head = request_data(*question)
     if as_json:
@@ -325,11 +343,18 @@ def estimate(
     first, *rest = shares.items()
     then = f"; then {rest[0][0]}, {rest[0][1]:.1%}" if rest else ""
     console.print(f"The step is mostly {first[0]}, {first[1]:.1%}{then} (estimates)")
-    fits = "fits" if found.fits else "does not fit"
     console.print(
         f"{output.count_text(found.tokens_per_s_per_gpu)} tokens/s/GPU, MFU {output.percent_text(found.mfu)}; "
-        f"{fits} in {output.bytes_text(inputs.cluster.device.memory_bytes)} (estimates)"
+        f"{_room(found, inputs.cluster.device.memory_bytes)} (estimates)",
+        soft_wrap=True,
     )
+
+
+def _room(found: Estimate, memory_bytes: int) -> str:
+    """Whether a plan fits: what it needs, what can be used, and how sure that is."""
+    needs, usable, has = (output.bytes_text(size) for size in (found.needed_bytes, found.usable_bytes, memory_bytes))
+    fits = "fits" if found.fits else "does not fit"
+    return f"{fits}: it needs {needs}, and {usable} of {has} can be used; P(fits) {output.percent_text(found.p_fits)}"
 
 
 def _parts(title: str, parts: Mapping[str, float], total: float, text: Callable[[float], str]) -> Table:

@@ -109,6 +109,7 @@ def step(
     seq_len: options.SeqLen = None,
     global_batch: options.GlobalBatch = None,
     dtype: options.DTypeName = None,
+    precision: options.Precision = None,
     max_steps: Annotated[int, option("--max-steps", min=1, help="Timed steps at most.")] = 10,
     seed: Annotated[int, option("--seed", help="Seed of weights and data.")] = 0,
     cold: Annotated[bool, option("--cold", help="Start fresh ranks for it.")] = False,
@@ -123,7 +124,10 @@ def step(
     from autotune.specs import StepRequest
 
     _prepare(db)
-    inputs = read_inputs(model=model, cluster=cluster, seq_len=seq_len, global_batch=global_batch, dtype=dtype, db=db)
+    inputs = read_inputs(
+        model=model, cluster=cluster, seq_len=seq_len, global_batch=global_batch, dtype=dtype, precision=precision,
+        db=db,
+    )  # fmt: skip
     request = StepRequest(
         model=inputs.model,
         workload=inputs.workload,

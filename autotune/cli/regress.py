@@ -23,6 +23,7 @@ from autotune.regression.report import (
     to_html,
     to_markdown,
 )
+from autotune.shown import shown
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -210,7 +211,7 @@ def report(
         text, plots = to_markdown(found, beside=markdown)
         for file, drawn in plots.items():
             output.write_text(file, drawn)
-        output.write_text(markdown, text) if markdown is not None else typer.echo(text)
+        output.write_text(markdown, text) if markdown is not None else typer.echo(shown(text))
 
 
 def _print_checks(checks: Sequence[Check], known: Mapping[int, BestEntry], empty: str) -> None:

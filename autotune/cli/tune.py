@@ -31,6 +31,9 @@ def tune(
     seq_len: options.SeqLen = None,
     global_batch: options.GlobalBatch = None,
     dtype: options.DTypeName = None,
+    precision: options.Precision = None,
+    framework: options.FrameworkName = None,
+    kernels: options.Kernels = None,
     tp: options.Tp = None,
     pp: options.Pp = None,
     micro_batch: options.MicroBatch = None,
@@ -87,6 +90,7 @@ def tune(
     }  # fmt: skip
     question: dict[str, Any] = {
         "model": model, "cluster": cluster, "seq_len": seq_len, "global_batch": global_batch, "dtype": dtype,
+        "precision": precision, "framework": framework, "kernels": kernels,
     }  # fmt: skip
     if asked_server(db) is not None:
         for name, value in (("--resume", resume), ("--history", history)):
@@ -177,8 +181,12 @@ def tune_there(
         follow: show what happens.
         as_json: print the answer as JSON.
     """
+    from autotune.specs.workload import read_kernels, read_precision
+
     cluster = _cluster_there(question["cluster"])
-    workload = {name: question[name] for name in ("seq_len", "global_batch", "dtype") if question[name] is not None}
+    named = ("seq_len", "global_batch", "dtype", "framework")
+    workload = {name: question[name] for name in named if question[name] is not None}
+    workload |= read_kernels(question["kernels"] or "") | read_precision(question["precision"] or "")
     with connect() as client:
         told = client.submit(_model_there(question["model"]), cluster, nodes=nodes, workload=workload, **how)
         console = output.error_console()

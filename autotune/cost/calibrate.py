@@ -12,10 +12,11 @@ from itertools import combinations
 import numpy as np
 from scipy.optimize import nnls
 
+from autotune.cost.capacity import device_overhead_bytes
 from autotune.cost.estimate import estimate, memory_table
 from autotune.cost.framework import TORCH
 from autotune.cost.network import Network, geometry, ring_steps, ring_traffic
-from autotune.cost.speeds import PLAIN, attention_of, core_over_products, device_overhead_bytes, gemm_of
+from autotune.cost.speeds import PLAIN, attention_of, core_over_products, gemm_of
 from autotune.cost.table import Floats, PlanTable
 from autotune.cost.work import reading_work
 from autotune.errors import InputError, MissingMeasurementError

@@ -7,28 +7,33 @@ from functools import cached_property
 
 import numpy as np
 
-from autotune.cost.framework import TORCH, Framework
+from autotune.cost.capacity import (
+    GIVEN_BACK,
+    context_bytes,
+    device_bytes,
+    device_overhead_bytes,
+    memory_sd,
+    p_fits,
+    usable_bytes,
+)
+from autotune.cost.framework import Framework, framework_for
 from autotune.cost.memory import BYTE_PARTS, MemoryModel
 from autotune.cost.network import Network
 from autotune.cost.pieces import PieceModel, runs_ahead
 from autotune.cost.pipeline import stage_slots
-from autotune.cost.speeds import (
-    context_bytes,
-    device_overhead_bytes,
-    needed_bytes,
-    peak_flops_per_s,
-    speeds_of,
-    usable_bytes,
-)
+from autotune.cost.speeds import attention_of, peak_flops_per_s, speeds_of
 from autotune.cost.table import BoolColumn, FloatColumn, IntColumn, Layouts, PlanTable, Shapes, pieces
 from autotune.cost.time import TERMS, TIME_PARTS, Terms, TimeModel
 from autotune.cost.work import model_flops_per_token
 from autotune.errors import IllegalPlanError
 from autotune.specs import (
+    Attention,
     Basis,
     BytesByPart,
     ClusterSpec,
+    Device,
     DeviceKind,
+    DType,
     Estimate,
     ModelSpec,
     Plan,
@@ -36,6 +41,9 @@ from autotune.specs import (
     SecondsByPart,
     Workload,
 )
+
+NINETY_PERCENT = 1.645
+"""Standard deviations on either side of a normal mean that hold 90 %."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -86,6 +94,7 @@ class EstimateTable:
     devices: int
     device_memory_bytes: int
     overhead_bytes: float
+    memory_sd: float
     model_flops_per_step: float
     peak_flops_per_s: float | None
 
@@ -112,15 +121,45 @@ class EstimateTable:
         """What the allocator reserves of the peak: all but what a rank loses beside its tensors."""
         return self.peak_memory_bytes - self.overhead_bytes
 
+    @cached_property
+    def needed_bytes(self) -> FloatColumn:
+        """The peak without what an allocator gives back before allocations fail."""
+        return self.peak_memory_bytes - self.bytes.fragmentation - GIVEN_BACK * self.bytes.gathered
+
+    @property
+    def usable_bytes(self) -> float:
+        """What a plan can need and fit as often as not."""
+        return usable_bytes(self.device_memory_bytes, self.overhead_bytes)
+
     @property
     def capacity_bytes(self) -> float:
-        """What an allocator may be expected to reserve before a device runs out of memory."""
-        return usable_bytes(self.device_memory_bytes, self.overhead_bytes)
+        """The same of what it allocates."""
+        return self.usable_bytes - self.overhead_bytes
 
     @cached_property
     def fits(self) -> BoolColumn:
-        """Whether what will be reserved is within what can be."""
-        return self.reserved_bytes <= self.capacity_bytes
+        """Whether a plan is likelier to fit than not."""
+        return self.needed_bytes <= self.usable_bytes
+
+    @cached_property
+    def p_fits(self) -> FloatColumn:
+        """The probability that a plan fits, before anything of it was measured."""
+        return p_fits(self.needed_bytes - self.overhead_bytes, self.capacity_bytes, self.memory_sd)
+
+    @cached_property
+    def expected(self) -> FloatColumn:
+        """What plans are ranked by before any is run: tokens/s/GPU times P(fits)."""
+        return self.tokens_per_s_per_gpu * self.p_fits
+
+    @cached_property
+    def best_row(self) -> int | None:
+        """The best of the rows that are likelier to fit than not; None where there is none."""
+        return int(np.argmax(np.where(self.fits, self.expected, -1.0))) if self.fits.any() else None
+
+    def memory_interval(self, i: int) -> tuple[float, float]:
+        """What holds row i's peak with 90 % probability, before anything of it was measured."""
+        reserved, spread = float(self.reserved_bytes[i]), float(np.exp(NINETY_PERCENT * self.memory_sd))
+        return self.overhead_bytes + reserved / spread, self.overhead_bytes + reserved * spread
 
     def row(self, i: int) -> Estimate:
         """Row i as an Estimate."""
@@ -139,6 +178,10 @@ class EstimateTable:
             fits=bool(self.fits[i]),
             basis=self.basis,
             framework=self.framework.name,
+            needed_bytes=float(self.needed_bytes[i]),
+            usable_bytes=self.usable_bytes,
+            p_fits=float(self.p_fits[i]),
+            peak_memory_interval_bytes=self.memory_interval(i),
             reserved_bytes=float(self.reserved_bytes[i]),
             allocated_bytes=float(self.reserved_bytes[i] - self.bytes.fragmentation[i]),
         )
@@ -158,9 +201,10 @@ class MemoryTable:
         return _total(self.bytes)
 
     @cached_property
-    def needed_bytes(self) -> FloatColumn:
-        """Memory that a device must have for the peak to fit."""
-        return needed_bytes(self.peak_memory_bytes, self.overhead_bytes)
+    def device_bytes(self) -> FloatColumn:
+        """Memory that a device must have for a plan to fit as often as not."""
+        needed = self.peak_memory_bytes - self.bytes.fragmentation - GIVEN_BACK * self.bytes.gathered
+        return device_bytes(needed, self.overhead_bytes)
 
 
 def estimate(
@@ -169,7 +213,7 @@ def estimate(
     workload: Workload,
     plan: Plan,
     profile: Profile | None = None,
-    framework: Framework = TORCH,
+    framework: Framework | None = None,
 ) -> Estimate:
     """The estimate of one plan: a table of one. See `estimate_table`."""
     return estimate_table(model, cluster, workload, PlanTable.of([plan]), profile, framework).row(0)
@@ -181,25 +225,36 @@ def estimate_table(
     workload: Workload,
     table: PlanTable,
     profile: Profile | None = None,
-    framework: Framework = TORCH,
+    framework: Framework | None = None,
 ) -> EstimateTable:
     """Estimates of all plans of the table.
 
     Speeds come from the profile where it has them, else from the catalog times assumed efficiencies; `basis`
-    says which. Plans must be legal (autotune.search.space).
+    says which. Without a framework it is the workload's. Plans must be legal (autotune.search.space).
 
     Raises:
         MissingMeasurementError: a speed that is needed is neither measured nor in the catalog.
         IllegalPlanError: a plan that does not fill the cluster, or has more pipeline chunks than layers.
     """
+    framework = framework_for(workload, framework)
     layouts = _layouts(model, cluster, table)
-    slots = stage_slots(model, layouts, by_cost=framework.splits_by_cost)
+    slots = stage_slots(model, layouts, by_cost=framework.splits_by_cost, ends=framework.counts_ends)
     speeds = speeds_of(cluster, model, workload, profile, framework)
     shapes = Shapes.of(table, layouts, workload)
     network = Network(cluster, profile, framework)
     work = PieceModel(model, workload, shapes, network, speeds, framework).all()
     gpu = cluster.device.kind is not DeviceKind.CPU
-    memory = MemoryModel(model, workload, layouts, slots, framework, kept_gathers=runs_ahead(work[0]), fragments=gpu)
+    memory = MemoryModel(
+        model,
+        workload,
+        layouts,
+        slots,
+        shapes,
+        framework,
+        kept_gathers=runs_ahead(work[0]),
+        fragments=gpu,
+        flash=speeds.fused,
+    )
     time = TimeModel(model, workload, layouts, slots, shapes, memory.parameters, network, speeds, framework, work)
     seconds = {name: np.empty(len(table)) for name in TIME_PARTS}
     terms = {name: np.empty(len(table)) for name in TERMS}
@@ -229,6 +284,7 @@ def estimate_table(
         devices=cluster.devices,
         device_memory_bytes=cluster.device.memory_bytes,
         overhead_bytes=context_bytes(cluster),
+        memory_sd=memory_sd(framework, profile),
         model_flops_per_step=model_flops_per_token(model, workload.seq_len) * workload.tokens_per_step,
         peak_flops_per_s=peak_flops_per_s(cluster, workload),
     )
@@ -240,14 +296,17 @@ def memory_table(
     workload: Workload,
     table: PlanTable,
     profile: Profile | None = None,
-    framework: Framework = TORCH,
+    framework: Framework | None = None,
 ) -> MemoryTable:
     """Peak bytes of all plans of the table; needs no speed of anything. Raises IllegalPlanError as above."""
+    framework = framework_for(workload, framework)
     layouts = _layouts(model, cluster, table)
-    slots = stage_slots(model, layouts, by_cost=framework.splits_by_cost)
+    slots = stage_slots(model, layouts, by_cost=framework.splits_by_cost, ends=framework.counts_ends)
     gpu = cluster.device.kind is not DeviceKind.CPU
-    memory = MemoryModel(model, workload, layouts, slots, framework, fragments=gpu)
     shapes = Shapes.of(table, layouts, workload)
+    memory = MemoryModel(
+        model, workload, layouts, slots, shapes, framework, fragments=gpu, flash=_flash(cluster.device, framework)
+    )
     peak = {name: np.empty(len(table)) for name in BYTE_PARTS}
     stage = np.empty(len(table), dtype=np.int32)
     for where, rows in pieces(table, layouts, shapes, workload):
@@ -257,16 +316,24 @@ def memory_table(
     return MemoryTable(BytesColumns(**peak), stage, context_bytes(cluster))
 
 
+def _flash(device: Device, framework: Framework) -> bool:
+    """Whether attention keeps no scores: the framework's kernel or an older one, of which old GPUs have none."""
+    known = {DType.BF16, DType.FP16} & device.peak_flops_per_s.keys()
+    kernel = attention_of(device, framework.attention) if known else framework.attention
+    return kernel is not Attention.UNFUSED
+
+
 def _layouts(model: ModelSpec, cluster: ClusterSpec, table: PlanTable) -> Layouts:
     """The table's layouts, refused where the formulas have no meaning."""
     layouts = Layouts.of(table)
     ranks = layouts.tp * layouts.pp * layouts.dp * layouts.cp
-    for i in np.flatnonzero((ranks != cluster.devices) | (layouts.pp * layouts.vpp > model.layers))[:1]:
+    most = model.layers + 2  # the embedding and the head may be chunks of their own
+    for i in np.flatnonzero((ranks != cluster.devices) | (layouts.pp * layouts.vpp > most))[:1]:
         raise IllegalPlanError(
             "plan",
             f"tp={layouts.tp[i]:.0f} pp={layouts.pp[i]:.0f} dp={layouts.dp[i]:.0f} cp={layouts.cp[i]:.0f} "
             f"vpp={layouts.vpp[i]:.0f}",
-            f"tp*pp*dp*cp must be the cluster's {cluster.devices} devices and pp*vpp at most {model.layers} layers",
+            f"tp*pp*dp*cp must be the cluster's {cluster.devices} devices and pp*vpp at most {most} chunks",
         )
     return layouts
 

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from autotune.specs import Attention, Workload
+from autotune.specs import Attention, CrossEntropy, DType, Fp8Recipe, Norms, Optimizer, Workload
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,11 +32,16 @@ class Framework:
         accumulates: gradients of each micro-batch are added to an accumulator of `grad_dtype` by a kernel of its own.
         splits_by_cost: pipeline stages are cut at equal shares of the matrix parameters, the head's included; else by
             layers.
+        counts_ends: where layers do not divide evenly, the embedding and the head count as one each (Megatron-LM,
+            --account-for-embedding-in-pipeline-split), if they divide evenly then.
         bucket_bytes: stored gradients that one collective of ZeRO-0 reduces; 0 for one collective a layer.
         overlap: share of data-parallel communication that may hide under the last backward, ZeRO-0.
         overlap_sharded: the same with sharded state.
         overlap_messages: share of the messages of an interleaved pipeline that its computation hides.
         tp_exposed: share of tensor-parallel communication that no computation hides.
+        ep_exposed: share of the exchange of experts that no computation hides.
+        dispatches_once: a token crosses to a rank or node once for all its experts there (DeepEP, HybridEP).
+        fp8_dispatch: with dtype fp8 tokens go out to experts in 8 bits; what comes back has 16.
         sharded_penalty: time a byte of gathering and scattering across nodes, over that of an all-reduce's half. This
             and the next four are of one network; neutral unless they were fitted to it.
         crossing_penalty: time a byte of any collective across nodes, over what the catalog's links would take.
@@ -47,7 +52,13 @@ class Framework:
         gathers_again: backward gathers the inputs of a sharded matrix once more.
         device_gap_s: device seconds between two kernels.
         splits_messages: tp ranks send a tp-th of a pipeline message each, with or without sequence parallelism.
-        half_gradients: gradients are kept and reduced in the compute dtype, whatever the workload's `grad_dtype`.
+        half_gradients: gradients are kept and reduced in 16 bits where the workload does not say.
+        cross_entropy: how the loss is computed.
+        fused_mlp: an MLP's activation, its product with the gate and the weight of an expert are one kernel, which
+            keeps its inputs and its output.
+        joint_qkv: queries, keys and values are parts of one tensor, which stays whole because the values are needed.
+        fp8_parameters: with dtype fp8 parameters are kept in it; else in bf16, with a copy in fp8 for the products.
+        fp8_saved: with dtype fp8 the inputs of matrix products are kept in it for backward.
         gradient_copy: with several replicas gradients of the compute dtype stay beside those of `grad_dtype`.
         gathered_copy: with several replicas parameters of the compute dtype stay beside fp32 masters, in fp32 too.
         gathers_kept: share of the gathered inputs of sharded matrices that stay in memory although they are not needed,
@@ -55,6 +66,7 @@ class Framework:
         gather_buffers: whole inputs of sharded matrices that have buffers of their own, which are never freed.
         logit_scale: measured over counted bytes of logits and loss, without a pipeline.
         piped_logit_scale: the same on a pipeline's last stage.
+        memory_sd: standard deviation of ln(true / estimated) of what a rank reserves.
         checked: the constants were fitted to these very runs: trials then move them little (search.physics).
         fragmentation: reserved beyond allocated activations on a GPU, for each doubling of the micro-batches in flight.
         fragmentation_by_tp: what each doubling of tp adds to it.
@@ -71,11 +83,15 @@ class Framework:
     fused_norms: bool = True
     accumulates: bool = False
     splits_by_cost: bool = False
+    counts_ends: bool = False
     bucket_bytes: float = 0.0
     overlap: float = 0.5
     overlap_sharded: float = 0.5
     overlap_messages: float = 0.0
     tp_exposed: float = 1.0
+    ep_exposed: float = 1.0
+    dispatches_once: bool = False
+    fp8_dispatch: bool = False
     sharded_penalty: float = 1.0
     crossing_penalty: float = 1.0
     node_step_s: float = 0.0
@@ -86,31 +102,105 @@ class Framework:
     gathers_again: bool = False
     splits_messages: bool = False
     half_gradients: bool = False
+    cross_entropy: CrossEntropy = CrossEntropy.EAGER
+    fused_mlp: bool = False
+    joint_qkv: bool = False
+    fp8_parameters: bool = False
+    fp8_saved: bool = False
     gradient_copy: bool = False
     gather_buffers: float = 0.0
     gathered_copy: bool = False
     gathers_kept: float = 0.0
     logit_scale: float = 1.0
     piped_logit_scale: float = 1.0
-    fragmentation: float = 0.1
+    fragmentation: float = 0.0
     fragmentation_by_tp: float = 0.0
+    memory_sd: float = 0.15
     checked: bool = False
 
-    def gradient_bytes(self, workload: Workload) -> int:
-        """Bytes of one gradient as it is kept and reduced."""
-        stored = max(workload.dtype.size_bytes, 2)  # FP8 training keeps gradients in 16 bits
-        return stored if self.half_gradients else workload.grad_dtype.size_bytes
+    def settled(self, workload: Workload) -> Framework:
+        """These habits with what the workload says of the kernels."""
+        changes: dict[str, object] = {}
+        if workload.attention is not None:
+            changes["attention"] = workload.attention
+        if workload.norms is not None:
+            changes["fused_norms"] = workload.norms is Norms.FUSED
+        if workload.cross_entropy is not None:
+            changes["cross_entropy"] = workload.cross_entropy
+        if workload.tp_overlap is not None:
+            changes["tp_exposed"] = TP_EXPOSED if workload.tp_overlap else 1.0
+        if workload.ep_overlap is not None:
+            changes["ep_exposed"] = EP_EXPOSED if workload.ep_overlap else 1.0
+        return replace(self, **changes) if changes else self  # type: ignore[arg-type]
 
+    def gradient_bytes(self, workload: Workload) -> int:
+        """Bytes of one gradient as it is kept."""
+        if workload.grad_dtype is not None:
+            return workload.grad_dtype.size_bytes
+        return max(workload.dtype.size_bytes, 2) if self.half_gradients else DType.FP32.size_bytes
+
+    def reduced_bytes(self, workload: Workload) -> int:
+        """Bytes of one gradient as replicas exchange it: as it is kept, unless the workload says otherwise."""
+        return workload.reduce_dtype.size_bytes if workload.reduce_dtype else self.gradient_bytes(workload)
+
+    def parameter_bytes(self, workload: Workload) -> float:
+        """Bytes of one parameter as a step computes with it.
+
+        fp8 matrices are there in both orders (Transformer Engine keeps the transpose for the backward pass; MXFP8 has
+        a scale for each 32 numbers of either), and beside 16-bit parameters as one copy.
+        """
+        if workload.dtype is not DType.FP8:
+            return float((workload.param_dtype or workload.dtype).size_bytes)
+        kept = workload.param_dtype or (DType.FP8 if self.fp8_parameters else DType.BF16)
+        if kept is DType.FP8:
+            return 2.0 * _scaled(workload)
+        return kept.size_bytes + _scaled(workload)
+
+    def optimizer_bytes(self, workload: Workload) -> int:
+        """Optimizer state a parameter: AdamW has two moments, SGD one, in fp32, and an fp32 master copy of what is
+        kept in fewer bits."""
+        own = workload.param_dtype or workload.dtype
+        master = workload.master_dtype or DType.FP32
+        first, second = (item or DType.FP32 for item in (workload.exp_avg_dtype, workload.exp_avg_sq_dtype))
+        moments = first.size_bytes + (second.size_bytes if workload.optimizer is Optimizer.ADAMW else 0)
+        return moments + (0 if master is own else master.size_bytes)
+
+    def saved_bytes(self, workload: Workload) -> float:
+        """Bytes of a number of a matrix product's input as backward gets it."""
+        saved = workload.saved_dtype or (workload.dtype if self.fp8_saved else None)
+        if saved is DType.FP8:
+            return _scaled(workload)
+        return float(max((saved or workload.dtype).size_bytes, 2))
+
+
+def _scaled(workload: Workload) -> float:
+    """Bytes of a number in fp8 with its share of the scales: a byte for 32 numbers in MXFP8, four for 128 by block."""
+    block = workload.fp8_recipe in {Fp8Recipe.BLOCKWISE, Fp8Recipe.MXFP8}
+    return 1.0 + (1.0 / 32.0 if block else 0.0)
+
+
+TP_EXPOSED = 0.5
+"""Share of tensor-parallel communication that stays where it runs beside the products that it feeds (NeMo's rows)."""
+
+EP_EXPOSED = 0.25
+"""Assumption: share of the exchange of experts that stays where the other micro-batch computes beside it."""
 
 TORCH = Framework(name="torch", kernel_s=60e-6, gathered_copy=True)
 """Our own step probe, and the default: eager PyTorch with its parallel building blocks."""
 
 MEGATRON = Framework(
-    name="megatron", kernel_s=40e-6, traffic=1.75, attention=Attention.CUDNN, current=True, tp_exposed=0.75,
-    overlap=0.9, overlap_sharded=0.9, overlap_messages=0.8,
+    name="megatron", kernel_s=40e-6, traffic=1.75, attention=Attention.CUDNN, current=True, counts_ends=True,
+    dispatches_once=True, tp_exposed=0.75, overlap=0.9, overlap_sharded=0.9, overlap_messages=0.8, fused_mlp=True,
+    joint_qkv=True, fp8_saved=True,
 )  # fmt: skip
-"""Megatron-LM, NeMo and Megatron-Bridge of today: fused attention and small kernels, gradients added by the product
-that makes them, communication of gradients and of interleaved stages beside computation."""
+"""Megatron-LM of today: fused attention and small kernels, gradients in fp32 and added by the product that makes them,
+Transformer Engine's fp8, communication of gradients and of interleaved stages beside computation."""
+
+NEMO = replace(MEGATRON, name="nemo", half_gradients=True, fp8_parameters=True)
+"""NeMo 2 of 2024-25: Megatron-LM under NVIDIA's recipes, which keep and reduce gradients in bf16, parameters in fp8."""
+
+MEGATRON_BRIDGE = replace(NEMO, name="megatron-bridge", cross_entropy=CrossEntropy.FUSED, fp8_dispatch=True)
+"""Megatron-Bridge, NeMo's successor: Transformer Engine's cross entropy, which writes gradients over the logits."""
 
 MEGATRON_2021 = Framework(
     name="megatron-2021", kernel_s=70e-6, collective_s=35e-6, message_s=0.45e-3, traffic=0.8,
@@ -128,14 +218,36 @@ NANOTRON = Framework(
     name="nanotron", kernel_s=56e-6, collective_s=75e-6, message_s=0.12e-3, traffic=1.25, accumulates=True,
     splits_by_cost=True, bucket_bytes=25e6, optimizer_passes=1.5, overlap=0.4, overlap_sharded=0.0, gathers_again=True,
     gradient_copy=True, gather_buffers=2.0, gathers_kept=0.86, logit_scale=1.37, piped_logit_scale=0.62,
-    fragmentation=0.05, fragmentation_by_tp=0.04,
+    fragmentation=0.05, fragmentation_by_tp=0.04, memory_sd=0.10,
 )  # fmt: skip
 """nanotron of 2024-25: parameters in bf16, gradients added to fp32 by a hook, buckets of DistributedDataParallel."""
 
 FSDP = Framework(name="fsdp", kernel_s=57e-6, traffic=1.75, current=True, overlap=0.9, overlap_sharded=0.9)
 """Fully sharded data parallelism with prefetch, as torchtitan, fms-fsdp and Automodel run it."""
 
-FRAMEWORKS = {item.name: item for item in (TORCH, MEGATRON, MEGATRON_2021, MEGATRON_DEEPSPEED, NANOTRON, FSDP)}
+JAX = replace(FSDP, name="jax", kernel_s=20e-6, traffic=1.5)
+"""MaxText and PaxML: XLA fuses small kernels, and a step is one program."""
+
+DEEPSPEED = Framework(name="deepspeed", traffic=2.0, overlap=0.7, overlap_sharded=0.7, half_gradients=True)
+"""ZeRO around a model of Hugging Face: eager kernels, gradients in the format of the parameters (its JSON's
+data_types)."""
+
+SCALING = replace(
+    TORCH, name="scaling", gathered_copy=False, half_gradients=True, joint_qkv=True, fused_norms=False,
+    cross_entropy=CrossEntropy.GATHERED,
+)  # fmt: skip
+"""Aleph Alpha's scaling of 2023-24: eager PyTorch with tensor, pipeline and ZeRO-1 parallelism of its own. Gradients
+stay in bf16 (optimizer/parameter_group.py), one projection makes queries, keys and values (attention.py), norms are
+made of operations unless a kernel is chosen (rms_norm.py), and the head gathers its logits (column_parallel_linear.py).
+"""
+
+FRAMEWORKS = {
+    item.name: item
+    for item in (
+        TORCH, MEGATRON, NEMO, MEGATRON_BRIDGE, MEGATRON_2021, MEGATRON_DEEPSPEED, NANOTRON, FSDP, JAX, DEEPSPEED,
+        SCALING,
+    )
+}  # fmt: skip
 
 _ULTRASCALE = replace(
     NANOTRON, sharded_penalty=1.8, node_step_s=37e-6, rank_step_s=33e-6, slow_step_host=1.2, checked=True
@@ -159,10 +271,10 @@ _SOURCES = {
     "lucie_4k": MEGATRON,
     "lucie_2k": MEGATRON,
     "megatron_ci": MEGATRON,
-    "megatron_bridge": MEGATRON,
-    "nemo_docs": MEGATRON,
-    "nemo_launcher": MEGATRON,
-    "nemo_longseq": MEGATRON,
+    "megatron_bridge": MEGATRON_BRIDGE,
+    "nemo_docs": NEMO,
+    "nemo_launcher": NEMO,
+    "nemo_longseq": NEMO,
     "simumax_b200": MEGATRON,
 }
 """Which framework made the runs of a published source, with what was fitted to that source alone."""
@@ -171,3 +283,8 @@ _SOURCES = {
 def framework_of(source: str) -> Framework:
     """The framework behind a source of published runs, or the one of that name, which nobody checked; else TORCH."""
     return _SOURCES.get(source) or FRAMEWORKS.get(source, TORCH)
+
+
+def framework_for(workload: Workload, framework: Framework | None = None) -> Framework:
+    """The framework that is given, else that of the workload, with the kernels that the workload says."""
+    return (framework or FRAMEWORKS[workload.framework.value]).settled(workload)

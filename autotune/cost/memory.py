@@ -10,70 +10,164 @@ import numpy as np
 from autotune.cost.framework import TORCH, Framework
 from autotune.cost.parameters import embedding_parameters, head_parameters, layer_parameters
 from autotune.cost.pipeline import StageSlots, in_flight
-from autotune.cost.table import FULL, GPIPE, SELECTIVE, FloatColumn, Layouts, Rows
+from autotune.cost.table import (
+    FULL,
+    GPIPE,
+    OP,
+    SELECTIVE,
+    FloatColumn,
+    Layouts,
+    Rows,
+    Shapes,
+    distinct,
+    modules_of,
+)
 from autotune.cost.work import expert_load, stored_bytes
-from autotune.specs import BytesByPart, DType, ModelSpec, Optimizer, Workload
+from autotune.specs import BytesByPart, CrossEntropy, DType, ModelSpec, Module, Workload
 
 # Bytes that a layer keeps between forward and backward, counted tensor by tensor.
 #
 # For LayerNorm, GELU and one key per query head the count is 32 bytes a token and hidden element in 16 bits, plus the
 # fp32 log-sum-exp of a fused attention kernel (4 a token and head). Korthikanti et al. 2022 (arXiv:2205.05198, section
 # 4.1) have 34: their 2 more are the masks of two dropouts, which we leave out because current models are trained
-# without dropout; their 5·a·s/h is what a kernel keeps that is not fused. Statistics of the norms (8 bytes a token) are
-# left out.
+# without dropout; their 5·a·s/h is what a kernel keeps that is not fused (`layer_tensors`). Statistics of the norms (8
+# bytes a token) are left out.
+
+
+@dataclass(frozen=True, slots=True)
+class Size:
+    """Bytes a token: `sharded` is divided by tp, `whole` only with sequence parallelism."""
+
+    sharded: float = 0.0
+    whole: float = 0.0
+
+    def __add__(self, other: Size) -> Size:
+        return Size(self.sharded + other.sharded, self.whole + other.whole)
+
+    def __sub__(self, other: Size) -> Size:
+        return Size(self.sharded - other.sharded, self.whole - other.whole)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class TokenBytes:
-    """Bytes a token of one layer: `sharded` is divided by tp, `whole` only with sequence parallelism.
+class LayerTensors:
+    """What one layer keeps of a token.
 
-    `core` is the part of `sharded` that selective recomputation drops, `entry` the layer's input, which is all
-    that full recomputation keeps. `gradients` is what backward through the MLP holds at once: the gradients of its
-    inner tensors.
+    `modules` is what recomputing each of them drops, `entry` the layer's input, which is all that full recomputation
+    keeps, `op` what keeping every second product does. `gradients` is what backward through the MLP holds at once: the
+    gradients of its inner tensors.
     """
 
-    sharded: float
-    whole: float
-    core: float
-    entry: float
-    gradients: float
+    total: Size
+    modules: dict[Module, Size]
+    entry: Size
+    op: Size
+    gradients: Size
+
+    def kept(self, recompute: int, modules: int) -> Size:
+        """What stays between forward and backward under these codes of a table."""
+        if recompute == FULL:
+            return self.entry
+        if recompute == OP:
+            return self.op
+        dropped = modules_of(modules) or (Module.CORE_ATTN,) if recompute == SELECTIVE else ()
+        if Module.MOE in dropped:  # the experts' activation and the shared experts are within
+            dropped = tuple(name for name in dropped if name not in {Module.MOE_ACT, Module.SHARED_EXPERTS})
+        return self.total - sum((self.modules.get(name, Size()) for name in dropped), Size())
 
 
-def layer_token_bytes(model: ModelSpec, workload: Workload, *, moe: bool, load: float = 1.0) -> TokenBytes:
-    """What one layer keeps of a token, by how it is divided; `load` is the rank's routed tokens over the mean."""
-    size, h, latent = stored_bytes(workload.dtype), model.hidden, model.latent_attention
-    whole = 4.0 * h  # the inputs of two norms, of the projections and of the MLP
-    if latent is None:  # queries, keys, values and the context, and q and k before their norm
-        norm_inputs = model.heads + model.kv_heads if model.qk_norm else 0
-        attention = float((2 * model.heads + 2 * model.kv_heads + norm_inputs) * model.head_dim)
+def layer_tensors(
+    model: ModelSpec,
+    workload: Workload,
+    framework: Framework = TORCH,
+    *,
+    moe: bool,
+    load: float = 1.0,
+    flash: bool = True,
+) -> LayerTensors:
+    """What one layer keeps of a token, by how it is divided; `load` is the rank's routed tokens over the mean.
+    Without `flash` attention's scores are in memory.
+
+    Inputs of matrix products are kept as the framework saves them (in 8 bits with Transformer Engine's fp8), everything
+    else in 16 bits.
+    """
+    size, saved, h = stored_bytes(workload.dtype), framework.saved_bytes(workload), float(model.hidden)
+    latent, fused = model.latent_attention, framework.fused_mlp
+    copied = saved < size  # what others need, too, is there in 16 bits as well
+    entry = Size(whole=size * h)
+    projected, down = Size(), Size()
+    if latent is None:  # queries, keys and values, and q and k before their norm or as parts of one tensor
+        queries, keys = model.heads * model.head_dim, model.kv_heads * model.head_dim
+        context, inputs = float(queries), float(queries + 2 * keys)
+        again = queries + keys if model.qk_norm or framework.joint_qkv else 0
+        projected = Size(sharded=size * (inputs + again))
     else:  # and its compressed queries and keys, before and after their norms
-        attention = 2.0 * model.heads * (latent.qk_nope_head_dim + latent.qk_rope_head_dim + latent.v_head_dim)
-        whole += 2.0 * (latent.q_lora_rank + latent.kv_lora_rank) + latent.qk_rope_head_dim
-    if moe:  # the sorted copies that go to the experts and what they give back, and fp32 scores
-        whole += 2.0 * load * model.top_k * h + 8.0 * model.experts / size
-    core = 4.0 * model.heads
-    width = (load * model.top_k + model.shared_experts) * model.expert_ffn if moe else model.ffn
-    # An MLP keeps its activation's input and output; a gated one also the second factor and the product.
-    sharded = attention + (4.0 if model.gated else 2.0) * width
-    return TokenBytes(
-        sharded=size * sharded + core,
-        whole=size * whole,
-        core=core,
-        entry=float(size * h),
-        gradients=size * (3.0 if model.gated else 2.0) * width,
+        context = float(model.heads * latent.v_head_dim)
+        inputs = 2.0 * model.heads * (latent.qk_nope_head_dim + latent.qk_rope_head_dim) + context
+        projected = Size(sharded=size * inputs)
+        compressed = latent.q_lora_rank + latent.kv_lora_rank
+        down = Size(whole=(size + saved) * compressed + size * latent.qk_rope_head_dim)
+    core = Size(sharded=4.0 * model.heads)  # the log-sum-exp of a fused kernel
+    if not flash:  # softmax, its dropout's mask and output (Korthikanti et al. 2022, section 4.1)
+        core = Size(sharded=(2.0 * size + 1.0) * model.heads * workload.seq_len)
+    attention = projected + down + core + Size(sharded=context * (size + saved * copied))
+    norm = Size(whole=saved * h)  # an output of a norm; its input is the residual stream
+    if not framework.fused_norms and size < 4:  # the input in fp32, and what is multiplied by the scale
+        norm = Size(whole=(saved + 4.0 + size) * h)
+    total = entry + entry + norm + norm + attention
+    gates = 2.0 if model.gated else 1.0
+    kept_inputs = gates if fused or not model.gated else 3.0  # else silu's output, too
+
+    def mlp(width: float) -> tuple[Size, Size]:
+        """(an MLP's inner tensors, those of its activation)."""
+        product = Size(sharded=saved * width)
+        activation = product + Size(sharded=size * width * (kept_inputs - gates))
+        return Size(sharded=size * width * gates) + activation, activation
+
+    modules = {Module.CORE_ATTN: core, Module.LAYERNORM: norm + norm}
+    if latent is not None:
+        modules[Module.MLA_UP_PROJ] = projected
+    if moe:
+        routed = load * model.top_k
+        experts, activation = mlp(routed * model.expert_ffn)
+        shared, _ = mlp(float(model.shared_experts * model.expert_ffn))
+        # The sorted copies that go to the experts, what they give back (where their weights are not applied before the
+        # last product), and fp32 scores.
+        copies = Size(whole=(saved + (0.0 if fused else size)) * routed * h + 8.0 * model.experts)
+        modules |= {
+            Module.MOE_ACT: activation, Module.SHARED_EXPERTS: shared, Module.MOE: experts + shared + copies,
+        }  # fmt: skip
+        width, total = routed * model.expert_ffn, total + experts + shared + copies
+        dense_width = float(model.shared_experts * model.expert_ffn)
+        backward = width + dense_width
+    else:
+        inner, _ = mlp(float(model.ffn))
+        modules[Module.MLP] = inner + norm
+        total, dense_width, backward = total + inner, float(model.ffn), float(model.ffn)
+    products = Size(sharded=size * (inputs + gates * dense_width), whole=size * h * (2.0 if dense_width else 1.0))
+    op = entry + core + Size(sharded=size * context) + Size(products.sharded / 2.0, products.whole / 2.0)
+    return LayerTensors(
+        total=total,
+        modules=modules,
+        entry=entry,
+        op=op,
+        gradients=Size(sharded=size * (gates + 1.0) * backward),
     )
 
 
-def kept_bytes(layer: TokenBytes, rows: Rows) -> tuple[FloatColumn, FloatColumn]:
-    """(bytes a layer keeps for one micro-batch, bytes that its backward needs for a while).
+def kept_bytes(layer: LayerTensors, shapes: Shapes) -> tuple[FloatColumn, FloatColumn]:
+    """(bytes a layer keeps for one micro-batch, bytes that its backward needs for a while), by shape.
 
-    The latter are its gradients, and with full recomputation its working set, made again.
+    The latter are its gradients, and what recomputation makes again.
     """
-    working = rows.tokens * (layer.sharded / rows.tp + layer.whole / rows.spread)
-    kept = np.where(rows.recompute == SELECTIVE, working - rows.tokens * (layer.core / rows.tp), working)
-    full = rows.recompute == FULL
-    gradients = rows.tokens * (layer.gradients / rows.tp)
-    return np.where(full, rows.tokens * (layer.entry / rows.spread), kept), gradients + np.where(full, working, 0.0)
+    codes, code = distinct((shapes.recompute_modules.astype(np.int64) << 2) + shapes.recompute)
+    sizes = [layer.kept(int(item) & 3, int(item) >> 2) for item in codes]
+    kept, total = np.array([(size.sharded, size.whole) for size in sizes]).reshape(-1, 2)[code].T, layer.total
+    sharded, whole = shapes.tokens / shapes.tp, shapes.tokens / shapes.spread
+    stays: FloatColumn = kept[0] * sharded + kept[1] * whole
+    made = np.where(shapes.recompute == FULL, total.sharded * sharded + total.whole * whole, 0.0)
+    partly = (shapes.recompute == OP) | (shapes.recompute_modules > 0)
+    made = np.where(partly, total.sharded * sharded + total.whole * whole - stays, made)
+    return stays, layer.gradients.sharded * sharded + made
 
 
 BYTE_PARTS = tuple(BytesByPart.model_fields)
@@ -85,12 +179,6 @@ WORKSPACE_BYTES = 0.4e9
 
 MAX_IN_FLIGHT = 10.0
 """More micro-batches in flight than this fragment memory no further (seen up to 32)."""
-
-
-def optimizer_bytes(workload: Workload) -> int:
-    """Optimizer state a parameter: fp32 moments (AdamW two, SGD one) and an fp32 master copy of 16-bit parameters."""
-    moments = 8 if workload.optimizer is Optimizer.ADAMW else 4
-    return moments + (0 if workload.dtype is DType.FP32 else 4)
 
 
 @dataclass(frozen=True, eq=False)
@@ -108,7 +196,7 @@ def stage_parameters(model: ModelSpec, layouts: Layouts, slots: StageSlots) -> S
     mixed = layer_parameters(model, moe=True) if model.experts else plain
     plain_rank = plain.sharded / layouts.tp + plain.whole
     mixed_rank = mixed.sharded / layouts.tp + mixed.whole
-    experts_rank = mixed.experts / (layouts.tp * layouts.ep)
+    experts_rank = mixed.experts / (layouts.expert_tp * layouts.ep)
     embedding, head = embedding_parameters(model), head_parameters(model)
     head_matrix = head.sharded / layouts.tp
     if model.tied:  # one rank that holds both ends holds the matrix once
@@ -123,7 +211,8 @@ def stage_parameters(model: ModelSpec, layouts: Layouts, slots: StageSlots) -> S
 
 
 Kinds = Sequence[tuple[FloatColumn, FloatColumn]]
-"""(bytes kept, bytes backward needs) of one layer of each kind: dense, and mixture of experts if there are any."""
+"""(bytes kept, bytes backward needs) of one layer of each kind, by shape or row: dense, and mixture of experts if there
+are any."""
 
 Staged = tuple[dict[str, FloatColumn], FloatColumn, FloatColumn]
 """(bytes by part, stage index, total)."""
@@ -138,31 +227,33 @@ class MemoryModel:
         workload: Workload,
         layouts: Layouts,
         slots: StageSlots,
+        shapes: Shapes,
         framework: Framework = TORCH,
         *,
         kept_gathers: FloatColumn | None = None,
         fragments: bool = False,
+        flash: bool = True,
     ) -> None:
         self._framework, self._kept_gathers = framework, kept_gathers
+        self._gpu = fragments
         self._fragmentation = framework.fragmentation if fragments else 0.0
         self._model, self._workload, self._layouts, self._slots = model, workload, layouts, slots
         self.parameters = stage_parameters(model, layouts, slots)
-        self._dense = layer_token_bytes(model, workload, moe=False)
-        self._moe = layer_token_bytes(model, workload, moe=True) if model.experts else None
-        hot = float(expert_load(model, np.array([2.0]))[0])
-        self._hot = layer_token_bytes(model, workload, moe=True, load=hot) if model.experts else None
+        self._kinds = [kept_bytes(layer_tensors(model, workload, framework, moe=False, flash=flash), shapes)]
+        if model.experts:
+            even = kept_bytes(layer_tensors(model, workload, framework, moe=True, flash=flash), shapes)
+            load = float(expert_load(model, np.array([2.0]))[0])
+            hot = kept_bytes(layer_tensors(model, workload, framework, moe=True, load=load, flash=flash), shapes)
+            shared = shapes.ep > 1
+            self._kinds.append((np.where(shared, hot[0], even[0]), np.where(shared, hot[1], even[1])))
         self._shards = layouts.shards
-        self._expert_shards = self._shards / layouts.ep
+        self._expert_shards = layouts.expert_shards
         copied = framework.gathered_copy and workload.dtype is DType.FP32
         self._copies = np.where(self._shards > 1, 2.0, 1.0) if copied else np.ones(len(layouts))
 
     def peak(self, rows: Rows) -> tuple[dict[str, FloatColumn], FloatColumn]:
         """(bytes by part on the worst stage, that stage's index)."""
-        kinds = [kept_bytes(self._dense, rows)]
-        if self._moe is not None and self._hot is not None:
-            shared = self._layouts.ep[rows.layout] > 1
-            even, hot = kept_bytes(self._moe, rows), kept_bytes(self._hot, rows)
-            kinds.append((np.where(shared, hot[0], even[0]), np.where(shared, hot[1], even[1])))
+        kinds = [(kept[rows.shape], backward[rows.shape]) for kept, backward in self._kinds]
         best = self._stage(0, rows, kinds)
         for slot in range(1, self._slots.heavy):
             best = _larger(best, self._stage(slot, rows, kinds))
@@ -189,18 +280,19 @@ class MemoryModel:
         """Parameters, gradients and optimizer state; ZeRO-1 divides the last, 2 also gradients, 3 everything."""
         dense = self.parameters.dense[slot][rows.layout]
         divided = (self.parameters.dense[slot] / self._shards)[rows.layout]
-        if self._moe is not None:
+        if self._model.experts:
             dense = dense + self.parameters.experts[slot][rows.layout]
             divided = divided + (self.parameters.experts[slot] / self._expert_shards)[rows.layout]
         zero = rows.zero_stage
-        stored, framework = stored_bytes(self._workload.dtype), self._framework
+        workload, framework = self._workload, self._framework
         several = (self._shards > 1)[rows.layout]
-        gradient = framework.gradient_bytes(self._workload) + framework.gradient_copy * stored * several
+        copy = framework.gradient_copy * stored_bytes(workload.dtype)
+        gradient = framework.gradient_bytes(workload) + copy * several
         copies = self._copies[rows.layout]
         return {
-            "parameters": stored * np.where(zero >= 3, divided, copies * dense),
+            "parameters": framework.parameter_bytes(workload) * np.where(zero >= 3, divided, copies * dense),
             "gradients": gradient * np.where(zero >= 2, divided, dense),
-            "optimizer": optimizer_bytes(self._workload) * np.where(zero >= 1, divided, dense),
+            "optimizer": framework.optimizer_bytes(workload) * np.where(zero >= 1, divided, dense),
         }
 
     def _activations(self, slot: int, stage: FloatColumn, rows: Rows, kinds: Kinds) -> tuple[FloatColumn, FloatColumn]:
@@ -251,11 +343,20 @@ class MemoryModel:
         return losses * tokens * (2.0 * stored_bytes(self._workload.dtype) * self._model.hidden) / rows.spread
 
     def _logits(self, slot: int, rows: Rows) -> FloatColumn:
-        """Logits in the compute dtype and their fp32 copy of each loss that is kept, and one fp32 gradient."""
+        """Logits in the compute dtype and their fp32 copy of each loss that is kept, and one fp32 gradient.
+
+        A fused loss writes the gradient over the logits, which it gets as a copy in the order that it reads. torch's
+        own keeps what was gathered and the fp32 log-softmax, and makes two fp32 gradients of that.
+        """
         tokens, losses = self._losses(slot, rows)
-        framework, pp = self._framework, self._layouts.pp[rows.layout]
+        framework, pp, size = self._framework, self._layouts.pp[rows.layout], stored_bytes(self._workload.dtype)
+        kept, once, vocab = size + 4.0, 4.0, self._model.vocab / rows.tp
+        if framework.cross_entropy is CrossEntropy.FUSED:
+            kept, once = float(size), float(size)
+        elif framework.cross_entropy is CrossEntropy.GATHERED:
+            once, vocab = 8.0, np.full(1, float(self._model.vocab))
         scaled = tokens * np.where(pp > 1, framework.piped_logit_scale, framework.logit_scale)
-        return scaled * (losses * (stored_bytes(self._workload.dtype) + 4.0) + 4.0) * (self._model.vocab / rows.tp)
+        return scaled * (losses * kept + once) * vocab
 
     def _buffers(self, slot: int, rows: Rows) -> FloatColumn:
         """Pipeline messages, ZeRO-3's gathered layers, a layer's full gradients under ZeRO-2 and 3, inputs gathered."""
@@ -263,8 +364,8 @@ class MemoryModel:
         layer = self.parameters.layer[slot][rows.layout]
         piped = np.where(self._layouts.pp > 1, 2.0 * size * self._model.hidden, 0.0)[rows.layout]
         gathered = np.where(zero >= 3, GATHERED_LAYERS * size * layer, 0.0)
-        gradients = np.where(zero >= 2, self._workload.grad_dtype.size_bytes * layer, 0.0)
-        workspace = WORKSPACE_BYTES if self._fragmentation else 0.0
+        gradients = np.where(zero >= 2, self._framework.gradient_bytes(self._workload) * layer, 0.0)
+        workspace = WORKSPACE_BYTES if self._gpu else 0.0
         inputs = self._framework.gather_buffers * size * self._model.hidden * rows.tokens * (rows.spread > 1.0)
         return piped * rows.tokens / rows.spread + gathered + gradients + inputs + workspace
 

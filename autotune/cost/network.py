@@ -95,10 +95,17 @@ def geometry(gpus_per_node: int, devices: int, size: int, stride: int) -> Geomet
     blocks = max(devices // (size * stride), 1)
     starts = np.add.outer(np.arange(min(blocks, gpus_per_node)) * size * stride, np.arange(min(stride, gpus_per_node)))
     starts = starts[starts + (size - 1) * stride < devices].reshape(-1, 1)
+    if not len(starts):  # a group wider than the cluster: runs of elsewhere may be laid out as nobody here can say
+        starts = np.zeros((1, 1), dtype=np.int64)
     nodes = (starts + np.arange(size) * stride) // gpus_per_node
     spanned = 1 + np.count_nonzero(np.diff(nodes, axis=1), axis=1)
     widest = int(spanned.max())
     return Geometry(size, widest, size / widest, int(np.count_nonzero(nodes == 0)))
+
+
+def distinct_share(places: int, copies: int) -> float:
+    """Expected number of different places of so many, drawn at random for each copy, over the copies."""
+    return places * (1.0 - (1.0 - 1.0 / places) ** copies) / copies
 
 
 def ring_steps(op: CollectiveOp, size: int) -> int:
@@ -151,14 +158,26 @@ class Network:
         pairs = zip(sizes.astype(np.int64).tolist(), strides.astype(np.int64).tolist(), strict=True)
         return np.array([self._geometry(size, stride).nodes - 1.0 for size, stride in pairs], dtype=np.float64)
 
-    def dispatched_s_per_byte(self, sizes: FloatColumn, strides: FloatColumn, few: float) -> FloatColumn:
-        """Seconds a byte of an all-to-all of which only the share `few` of what crosses nodes is sent; what a node gets
-        is handed on inside it."""
+    def dispatched_s_per_byte(
+        self, sizes: FloatColumn, strides: FloatColumn, top_k: int, most_nodes: int
+    ) -> FloatColumn:
+        """Seconds a byte of an all-to-all of the top_k copies of each token.
+
+        A token goes to a rank or node once, whatever number of its experts is there, where the framework sends it so;
+        with `most_nodes` its experts lie on so many nodes at most. What a node gets is handed on inside it.
+        """
+        once = self._framework.dispatches_once
         rates = []
         for size, stride in zip(sizes.astype(np.int64).tolist(), strides.astype(np.int64).tolist(), strict=True):
             whole, group = self.cost(CollectiveOp.ALL_TO_ALL, size, stride).s_per_byte, self._geometry(size, stride)
-            inside = (size - 1) / max(size, 1) * (self._inside_s_per_byte() or 0.0)
-            rates.append(max(whole * few, min(inside, whole)) if group.crosses_nodes else whole)
+            ranks = distinct_share(size, top_k) if once else 1.0
+            if not group.crosses_nodes:
+                rates.append(whole * ranks)
+                continue
+            few = distinct_share(group.nodes, top_k) if once else 1.0
+            few = min(few, most_nodes / top_k) if most_nodes else few
+            inside = ranks * (size - 1) / max(size, 1) * (self._inside_s_per_byte() or 0.0)
+            rates.append(max(whole * few, min(inside, whole)))
         return np.array(rates, dtype=np.float64)
 
     def cost(self, op: CollectiveOp, size: int, stride: int) -> Cost:

@@ -10,7 +10,7 @@ from autotune.cost.framework import Framework
 from autotune.cost.network import Network
 from autotune.cost.parameters import layer_counts
 from autotune.cost.speeds import Speeds
-from autotune.cost.table import NO_RECOMPUTE, FloatColumn, Shapes
+from autotune.cost.table import NO_RECOMPUTE, OP, FloatColumn, Shapes
 from autotune.cost.work import (
     CORE_PASSES,
     MATMUL_PASSES,
@@ -31,9 +31,9 @@ CP_OVERLAP = 0.5
 """Assumption: at most this share of the ring exchange hides under the attention core."""
 
 # Collectives a layer and micro-batch by recompute code: two forward and two backward, forward's paid again by full.
-PAIRS = np.array([4.0, 4.0, 6.0])
+PAIRS = np.array([4.0, 4.0, 6.0, 4.0])
 # Ring exchanges in units of the forward one (keys and values; backward also moves their gradients).
-RINGS = np.array([3.0, 4.0, 4.0])
+RINGS = np.array([3.0, 4.0, 4.0, 3.0])
 
 SCORE_PASSES = 11.0
 """Passes over the s x s scores that attention in parts makes forward and backward: scale, mask, softmax and dropout
@@ -94,10 +94,10 @@ class PieceModel:
         scatter = network.columns(CollectiveOp.REDUCE_SCATTER, shapes.tp, one)
         self._gather_scatter = (gather[0] + scatter[0], gather[1] + scatter[1])
         self._ring = network.columns(CollectiveOp.SEND_RECV, shapes.cp, shapes.tp)
-        self._exchange = network.columns(CollectiveOp.ALL_TO_ALL, shapes.ep, shapes.tp)
-        if model.expert_nodes:
-            few = min(1.0, model.expert_nodes / model.top_k)
-            self._exchange = self._exchange[0], network.dispatched_s_per_byte(shapes.ep, shapes.tp, few)
+        self._exchange = network.columns(CollectiveOp.ALL_TO_ALL, shapes.ep, shapes.expert_tp)
+        if model.experts and (model.expert_nodes or framework.dispatches_once):
+            rate = network.dispatched_s_per_byte(shapes.ep, shapes.expert_tp, model.top_k, model.expert_nodes)
+            self._exchange = self._exchange[0], rate
 
     def all(self) -> list[Piece]:
         """A layer of each kind that the model has, the embedding and the head."""
@@ -112,7 +112,7 @@ class PieceModel:
         routed = [item for item in layer_products(self._model, moe=moe) if item.routed]
         others = [item for item in layer_products(self._model, moe=moe) if not item.routed]
         weights = work.sharded_weight_bytes / shapes.tp + work.whole_weight_bytes
-        experts = work.expert_weight_bytes / (shapes.tp * shapes.ep)
+        experts = work.expert_weight_bytes / (shapes.expert_tp * shapes.ep)
         matmul = self._products(others, weights) + (self._products(routed, experts) if moe else 0.0)
         core = self._core(work.core_flops)
         moved = tokens * (work.sharded_bytes / shapes.tp + work.whole_bytes / shapes.spread) * speeds.traffic
@@ -123,7 +123,12 @@ class PieceModel:
         compute = matmul + core + memory + passes * work.kernels * speeds.gap_s
         pairs = PAIRS[shapes.recompute]
         tp = pairs * self._tp_collective()
-        ep = pairs * self._expert_exchange() if moe else np.zeros(len(shapes))
+        ep = np.zeros(len(shapes))
+        if moe:
+            tp = tp * self._gathered_by_experts()
+            exchange = pairs * self._expert_exchange()
+            hidden = np.minimum((1.0 - self._framework.ep_exposed) * exchange, compute)
+            ep = exchange - hidden
         host = passes * work.kernels * speeds.launch_s + self._collectives_host(pairs)
         return self._piece(compute, tp, self._ring_exposed(core), ep, host)
 
@@ -158,7 +163,10 @@ class PieceModel:
         where that takes longer. A fit was made of their sum (`work.reading_work`)."""
         shapes, speeds = self._shapes, self._speeds
         passes = MATMUL_PASSES[shapes.recompute]
-        flops = product_flops(self._model, products, shapes.tokens, shapes.tp, shapes.ep, speeds.gemm)
+        tokens, tp = shapes.tokens, shapes.tp
+        if products and products[0].routed:  # the ranks of an expert compute what tp ranks sent to etp of them
+            tokens, tp = tokens * shapes.expert_tp / tp, shapes.expert_tp
+        flops = product_flops(self._model, products, tokens, tp, shapes.ep, speeds.gemm)
         seconds = (flops.forward * (passes - 2.0) + flops.backward) * speeds.s_per_flop
         reading = passes * weight_bytes * speeds.s_per_byte
         return np.maximum(seconds, reading) if speeds.queued else seconds + reading
@@ -169,7 +177,7 @@ class PieceModel:
         flops = shapes.tokens * flops_per_token / shapes.tp * speeds.s_per_flop_16
         if speeds.fused:
             return CORE_PASSES[shapes.recompute] * flops * speeds.core
-        again = np.where(shapes.recompute == NO_RECOMPUTE, 1.0, 4.0 / 3.0)
+        again = np.where((shapes.recompute == NO_RECOMPUTE) | (shapes.recompute == OP), 1.0, 4.0 / 3.0)
         scores = shapes.tokens * (self._workload.seq_len * self._model.heads) / shapes.tp
         size = stored_bytes(self._workload.dtype)
         core: FloatColumn = again * (3.0 * 2.0 * flops + 2.0 * SCORE_PASSES * size * scores * speeds.s_per_byte)
@@ -180,7 +188,7 @@ class PieceModel:
         if not self._framework.accumulates:
             return np.zeros(1)
         size = stored_bytes(self._workload.dtype)
-        return weight_bytes / size * (2.0 * size + 2.0 * self._workload.grad_dtype.size_bytes)
+        return weight_bytes / size * (2.0 * size + 2.0 * self._framework.gradient_bytes(self._workload))
 
     def _collectives_host(self, pairs: FloatColumn) -> FloatColumn:
         """Host seconds of a layer's tensor-parallel collectives; nothing where fitted collectives have them."""
@@ -219,8 +227,21 @@ class PieceModel:
         total = RINGS[shapes.recompute] * once
         return total - np.minimum(CP_OVERLAP * total, core_s)
 
+    def _gathered_by_experts(self) -> FloatColumn:
+        """The collectives of tensor parallelism of a mixture over those of a dense layer, with sequence parallelism.
+
+        Half of them are attention's. Experts on ranks of their own need none; on several ranks these gather all copies
+        of the tokens that came to them.
+        """
+        shapes = self._shapes
+        experts = np.where(shapes.expert_tp > 1, float(self._model.top_k), 0.0)
+        factor: FloatColumn = np.where(shapes.sequence_parallel, 0.5 + 0.5 * experts, 1.0)
+        return factor
+
     def _expert_exchange(self) -> FloatColumn:
         """One all-to-all of the routed copies of a micro-batch's hidden states; the hottest expert sets the pace."""
-        routed = stored_bytes(self._workload.dtype) * self._model.hidden * self._model.top_k
-        size = routed * expert_load(self._model, self._shapes.ep)
+        number = float(stored_bytes(self._workload.dtype))
+        if self._framework.fp8_dispatch and self._workload.dtype is DType.FP8:
+            number = 1.5  # out in 8 bits, back in 16
+        size = number * self._model.hidden * self._model.top_k * expert_load(self._model, self._shapes.ep)
         return self._exchange[0] + self._shapes.tokens / self._shapes.spread * size * self._exchange[1]

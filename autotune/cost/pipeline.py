@@ -18,6 +18,15 @@ def chunk_layers(layers: int, chunks: int) -> list[int]:
     return [layers // chunks + (i < layers % chunks) for i in range(chunks)]
 
 
+def chunk_with_ends(layers: int, chunks: int) -> list[int]:
+    """As `chunk_layers`; where that is uneven and the embedding and the head, counted as a layer each, make it even,
+    the first and the last chunk have one layer less (Megatron-LM, --account-for-embedding-in-pipeline-split)."""
+    if layers % chunks == 0 or chunks == 1 or (layers + 2) % chunks:
+        return chunk_layers(layers, chunks)
+    each = (layers + 2) // chunks
+    return [each - 1, *[each] * (chunks - 2), each - 1]
+
+
 def cut_by_cost(layers: int, chunks: int, head_layers: float) -> list[int]:
     """Layers of each chunk where the head counts as so many layers: a chunk is full once the running total reaches its
     equal share (nanotron/models/base.py, `build_model`), so that early chunks are the larger ones and the last may hold
@@ -53,19 +62,22 @@ class Stage:
 
 
 @lru_cache(maxsize=65536)
-def stages(dense: int, moe: int, pp: int, vpp: int, head_layers: float = 0.0, moe_every: int = 1) -> tuple[Stage, ...]:
+def stages(
+    dense: int, moe: int, pp: int, vpp: int, head_layers: float = 0.0, moe_every: int = 1, ends: bool = False
+) -> tuple[Stage, ...]:
     """All stages of a model whose first `dense` layers are dense and the other `moe` mixtures of experts; or where each
     `moe_every`-th layer is a mixture.
 
-    With `head_layers` stages are cut by cost, the head's included; else by layers.
+    With `head_layers` stages are cut by cost, the head's included; else by layers, with `ends` as `chunk_with_ends`.
     """
-    sizes = cut_by_cost(dense + moe, pp * vpp, head_layers) if head_layers else chunk_layers(dense + moe, pp * vpp)
-    ends = np.cumsum(sizes)
+    cut = chunk_with_ends if ends else chunk_layers
+    sizes = cut_by_cost(dense + moe, pp * vpp, head_layers) if head_layers else cut(dense + moe, pp * vpp)
+    until = np.cumsum(sizes)
     before = [
-        int(end) // moe_every * (moe_every - 1) + int(end) % moe_every for end in ends
+        int(end) // moe_every * (moe_every - 1) + int(end) % moe_every for end in until
     ]  # dense layers up to there
     if moe_every == 1:
-        before = [min(int(end), dense) for end in ends]
+        before = [min(int(end), dense) for end in until]
     dense_in = [to - (before[i - 1] if i else 0) for i, to in enumerate(before)]
     found: list[Stage] = []
     dense_before = moe_before = 0
@@ -81,14 +93,14 @@ def stages(dense: int, moe: int, pp: int, vpp: int, head_layers: float = 0.0, mo
 
 @lru_cache(maxsize=65536)
 def worst_stages(
-    dense: int, moe: int, pp: int, vpp: int, head_layers: float = 0.0, moe_every: int = 1
+    dense: int, moe: int, pp: int, vpp: int, head_layers: float = 0.0, moe_every: int = 1, ends: bool = False
 ) -> tuple[tuple[Stage, ...], tuple[Stage, ...]]:
     """(the stages that may have the most memory, those that may only set the pace).
 
     Of two where one holds no less, it is the earlier one that has more memory (it keeps at least as many
     micro-batches), but either may set the pace: what is left out has both a fuller stage before and one behind it.
     """
-    held = stages(dense, moe, pp, vpp, head_layers, moe_every)
+    held = stages(dense, moe, pp, vpp, head_layers, moe_every, ends)
     heavy = [stage for i, stage in enumerate(held) if not any(stage.within(other) for other in held[:i])]
     late = [stage for i, stage in enumerate(held) if not any(stage.within(other) for other in held[i + 1 :])]
     return tuple(heavy), tuple(stage for stage in late if stage not in heavy)
@@ -114,8 +126,9 @@ class StageSlots:
         return len(self.index)
 
 
-def stage_slots(model: ModelSpec, layouts: Layouts, *, by_cost: bool = False) -> StageSlots:
-    """The candidate stages of every layout; `by_cost` counts the head as the layers that it costs."""
+def stage_slots(model: ModelSpec, layouts: Layouts, *, by_cost: bool = False, ends: bool = False) -> StageSlots:
+    """The candidate stages of every layout; `by_cost` counts the head as the layers that it costs, `ends` either end as
+    one where that makes stages even."""
     dense, moe = layer_counts(model)
     top = int(layouts.vpp.max(initial=1)) + 1
     codes, inverse = distinct((layouts.pp * top + layouts.vpp).astype(np.int64))
@@ -125,7 +138,7 @@ def stage_slots(model: ModelSpec, layouts: Layouts, *, by_cost: bool = False) ->
         width = (3 if model.gated else 2) * (model.top_k * model.expert_ffn if model.experts else model.ffn)
         layer = 4.0 * model.heads * model.head_dim * model.hidden + width * model.hidden
         head = model.vocab * model.hidden / layer
-    split = [worst_stages(dense, moe, int(code) // top, int(code) % top, head, model.moe_every) for code in codes]
+    split = [worst_stages(dense, moe, int(code) // top, int(code) % top, head, model.moe_every, ends) for code in codes]
     most = max((len(heavy) for heavy, _ in split), default=1)
     candidates = [heavy + late for heavy, late in split]
     width = max((len(found) for found in candidates), default=1)

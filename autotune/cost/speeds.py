@@ -174,13 +174,6 @@ def core_over_products(device: Device, attention: Attention, model: ModelSpec, s
 MEMORY_EFFICIENCY = 0.80
 """Assumption: share of the memory bandwidth that streaming kernels reach."""
 
-DEVICE_OVERHEAD_BYTES = 2.0e9
-"""Assumption: what a GPU rank loses to the context, the collective library's channels and library workspaces."""
-
-RESERVABLE = 0.84
-"""Assumption: share of a device's memory less the context that can safely be reserved before allocations fail.
-Successful runs of the nanotron sweep top out at 69 GiB of 80; none expected below 64 GiB ran out of memory."""
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Speeds:
@@ -278,26 +271,6 @@ def core_share(cluster: ClusterSpec) -> float:
 def peak_flops_per_s(cluster: ClusterSpec, workload: Workload) -> float | None:
     """The vendor's dense peak of the workload's dtype, None if not known."""
     return cluster.device.peak_flops_per_s.get(workload.dtype)
-
-
-def context_bytes(cluster: ClusterSpec) -> float:
-    """Bytes of a rank that no allocator sees: the context, the collective library's channels, workspaces (assumed)."""
-    return 0.0 if cluster.device.kind is DeviceKind.CPU else DEVICE_OVERHEAD_BYTES
-
-
-def device_overhead_bytes(cluster: ClusterSpec, profile: Profile | None) -> float:
-    """Bytes of a rank beside its tensors: the context, and what a profile adds."""
-    return context_bytes(cluster) + (profile.memory_overhead_bytes if profile else 0.0)
-
-
-def usable_bytes(memory_bytes: float, overhead_bytes: float) -> float:
-    """What an allocator can reserve of a device; without a context (a CPU rank) all of it."""
-    return (memory_bytes - overhead_bytes) * RESERVABLE if overhead_bytes else float(memory_bytes)
-
-
-def needed_bytes(peak_bytes: FloatColumn, overhead_bytes: float) -> FloatColumn:
-    """Memory that a device must have for a peak of this size: the inverse of `usable_bytes`."""
-    return (peak_bytes - overhead_bytes) / RESERVABLE + overhead_bytes if overhead_bytes else peak_bytes
 
 
 def _missing(cluster: ClusterSpec, what: str) -> MissingMeasurementError:

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, fields
+from functools import cached_property
 
 import numpy as np
 import numpy.typing as npt
 
-from autotune.specs import Plan, Recompute, Schedule, Workload
+from autotune.specs import Module, Plan, Recompute, Schedule, Workload
 
 IntColumn = npt.NDArray[np.int32]
 CodeColumn = npt.NDArray[np.int8]
@@ -18,13 +19,16 @@ Floats = npt.NDArray[np.float64]
 """Of any shape; a column has one for each row."""
 
 FloatColumn = Floats
-RECOMPUTES = (Recompute.NONE, Recompute.SELECTIVE, Recompute.FULL)
+RECOMPUTES = (Recompute.NONE, Recompute.SELECTIVE, Recompute.FULL, Recompute.OP)
 """The meaning of the `recompute` codes, by position."""
 
 SCHEDULES = (Schedule.GPIPE, Schedule.ONE_F_ONE_B, Schedule.INTERLEAVED)
 """The meaning of the `schedule` codes, by position."""
 
-NO_RECOMPUTE, SELECTIVE, FULL = 0, 1, 2
+MODULES = tuple(Module)
+"""The meaning of the bits of `recompute_modules`, lowest first."""
+
+NO_RECOMPUTE, SELECTIVE, FULL, OP = 0, 1, 2, 3
 GPIPE, ONE_F_ONE_B, INTERLEAVED = 0, 1, 2
 LARGEST = 2**31 - 1
 
@@ -33,7 +37,8 @@ LARGEST = 2**31 - 1
 class PlanTable:
     """Plans as equal-length columns; row i is `plan(i)`.
 
-    Integer columns are int32; `recompute` and `schedule` are int8 codes into RECOMPUTES and SCHEDULES.
+    Integer columns are int32; `recompute` and `schedule` are int8 codes into RECOMPUTES and SCHEDULES,
+    `recompute_modules` int8 sets of MODULES.
     """
 
     tp: IntColumn
@@ -47,6 +52,8 @@ class PlanTable:
     recompute: CodeColumn
     sequence_parallel: BoolColumn
     schedule: CodeColumn
+    recompute_modules: CodeColumn
+    etp: IntColumn
 
     def __post_init__(self) -> None:
         lengths = {len(getattr(self, name)) for name in COLUMNS}
@@ -66,6 +73,8 @@ class PlanTable:
             recompute=np.array([RECOMPUTES.index(plan.recompute) for plan in plans], dtype=np.int8),
             sequence_parallel=np.array([plan.sequence_parallel for plan in plans], dtype=np.bool_),
             schedule=np.array([SCHEDULES.index(plan.schedule) for plan in plans], dtype=np.int8),
+            recompute_modules=np.array([module_bits(plan.recompute_modules) for plan in plans], dtype=np.int8),
+            etp=integers("etp"),
         )
 
     @classmethod
@@ -92,6 +101,8 @@ class PlanTable:
             recompute=RECOMPUTES[int(self.recompute[i])],
             sequence_parallel=bool(self.sequence_parallel[i]),
             schedule=SCHEDULES[int(self.schedule[i])],
+            recompute_modules=modules_of(int(self.recompute_modules[i])),
+            etp=int(self.etp[i]),
         )
 
     def find(self, plan: Plan) -> int | None:
@@ -107,6 +118,16 @@ class PlanTable:
         return PlanTable(**{name: getattr(self, name)[indices] for name in COLUMNS})
 
 
+def module_bits(modules: Sequence[Module]) -> int:
+    """These modules as bits."""
+    return sum(1 << MODULES.index(module) for module in modules)
+
+
+def modules_of(bits: int) -> tuple[Module, ...]:
+    """The modules that the bits say."""
+    return tuple(module for i, module in enumerate(MODULES) if bits >> i & 1)
+
+
 COLUMNS = tuple(field.name for field in fields(PlanTable))
 """The names of the columns, which are the names of Plan's fields."""
 
@@ -118,13 +139,13 @@ DEGREES = COLUMNS[:7]
 LUT_LIMIT = 1 << 22
 """Largest look-up table that replaces sorting."""
 
-FIELDS = ("tp", "pp", "dp", "cp", "ep", "vpp")
+FIELDS = ("tp", "pp", "dp", "cp", "ep", "vpp", "etp")
 Integers = npt.NDArray[np.int64]
 
 
 @dataclass(frozen=True, eq=False)
 class Layouts:
-    """Distinct (tp, pp, dp, cp, ep, vpp) as float columns; row i of the table has layout `index[i]`."""
+    """Distinct (tp, pp, dp, cp, ep, vpp, etp) as float columns; row i of the table has layout `index[i]`."""
 
     tp: FloatColumn
     pp: FloatColumn
@@ -132,6 +153,7 @@ class Layouts:
     cp: FloatColumn
     ep: FloatColumn
     vpp: FloatColumn
+    etp: FloatColumn
     index: IndexColumn
 
     @classmethod
@@ -140,7 +162,8 @@ class Layouts:
         code = np.zeros(len(table), dtype=np.int64)
         for name in FIELDS:
             values, inverse = distinct(getattr(table, name))
-            code = code * len(values) + inverse
+            if len(values) > 1:
+                code = code * len(values) + inverse
             if code.size and int(code.max()) >= LUT_LIMIT:
                 _, code = distinct(code)
         index, first = _first_rows(code)
@@ -155,13 +178,28 @@ class Layouts:
         """Ranks that hold the same parameters and share ZeRO's state: z = dp * cp."""
         return self.dp * self.cp
 
+    @cached_property
+    def expert_tp(self) -> FloatColumn:
+        """Ranks that an expert is divided over: etp, and where it is not said, tp or (folded) 1."""
+        unsaid = np.where(self.shards % self.ep == 0, self.tp, 1.0)
+        ranks: FloatColumn = np.where(self.etp > 0, self.etp, unsaid)
+        return ranks
+
+    @cached_property
+    def expert_shards(self) -> FloatColumn:
+        """Ranks that hold the same part of the same experts."""
+        return self.tp * self.shards / (self.expert_tp * self.ep)
+
 
 def distinct(column: npt.NDArray[np.integer]) -> tuple[Integers, IndexColumn]:
     """(sorted distinct values, inverse), as numpy.unique; without sorting where the values are small."""
-    if column.size == 0 or int(column.max()) >= LUT_LIMIT or int(column.min()) < 0:
+    least, most = (int(column.min()), int(column.max())) if column.size else (0, LUT_LIMIT)
+    if column.size and least == most:
+        return np.array([least], dtype=np.int64), np.zeros(len(column), dtype=np.intp)
+    if most >= LUT_LIMIT or least < 0:
         values, inverse = np.unique(column, return_inverse=True)
         return values.astype(np.int64), inverse
-    seen = np.zeros(int(column.max()) + 1, dtype=np.bool_)
+    seen = np.zeros(most + 1, dtype=np.bool_)
     seen[column] = True
     lut = np.cumsum(seen, dtype=np.intp) - 1
     return np.flatnonzero(seen), lut[column]
@@ -180,7 +218,8 @@ def _first_rows(code: Integers) -> tuple[IndexColumn, IndexColumn]:
 
 @dataclass(frozen=True, eq=False, slots=True, kw_only=True)
 class Shapes:
-    """Distinct (tp, cp, ep, micro-batch, sequence parallelism, recompute); row i of the table has shape `index[i]`.
+    """Distinct (tp, cp, ep, etp, micro-batch, sequence parallelism, recompute and its modules); row i of the table has
+    shape `index[i]`.
 
     `tokens` are those of one micro-batch on one context-parallel rank; `spread` divides what sequence parallelism
     divides (tp with it, else 1).
@@ -189,10 +228,12 @@ class Shapes:
     tp: FloatColumn
     cp: FloatColumn
     ep: FloatColumn
+    expert_tp: FloatColumn
     spread: FloatColumn
     tokens: FloatColumn
     sequence_parallel: BoolColumn
     recompute: CodeColumn
+    recompute_modules: CodeColumn
     index: IndexColumn
 
     def __len__(self) -> int:
@@ -201,10 +242,12 @@ class Shapes:
     @classmethod
     def of(cls, table: PlanTable, layouts: Layouts, workload: Workload) -> Shapes:
         """The shapes of this table."""
-        by_layout = _code([layouts.tp.astype(np.int64), layouts.cp.astype(np.int64), layouts.ep.astype(np.int64)])
+        of_layout = (layouts.tp, layouts.cp, layouts.ep, layouts.expert_tp)
+        by_layout = _code([column.astype(np.int64) for column in of_layout])
         sizes, micro_batch = distinct(table.micro_batch)
         code = by_layout[layouts.index] * len(sizes) + micro_batch
-        code = code * 6 + table.sequence_parallel * 3 + table.recompute
+        choices, choice = distinct((table.recompute_modules.astype(np.int64) << 2) + table.recompute)
+        code = (code * 2 + table.sequence_parallel) * len(choices) + choice
         index, first = _first_rows(code)
         layout = layouts.index[first]
         tp, cp = layouts.tp[layout], layouts.cp[layout]
@@ -213,10 +256,12 @@ class Shapes:
             tp=tp,
             cp=cp,
             ep=layouts.ep[layout],
+            expert_tp=layouts.expert_tp[layout],
             spread=np.where(sequence_parallel, tp, 1.0),
             tokens=table.micro_batch[first] * (workload.seq_len / cp),
             sequence_parallel=sequence_parallel,
             recompute=table.recompute[first],
+            recompute_modules=table.recompute_modules[first],
             index=index,
         )
 

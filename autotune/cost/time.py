@@ -8,7 +8,7 @@ from dataclasses import dataclass, fields
 import numpy as np
 
 from autotune.cost.framework import Framework
-from autotune.cost.memory import StageParameters, optimizer_bytes
+from autotune.cost.memory import StageParameters
 from autotune.cost.network import Network
 from autotune.cost.parameters import layer_counts
 from autotune.cost.pieces import Piece, joined
@@ -43,7 +43,7 @@ def gradient_costs(
     network: Network,
     framework: Framework,
 ) -> GradientCosts:
-    """Costs of the collectives over dp*cp (dense parameters) and dp*cp/ep ranks (experts).
+    """Costs of the collectives over dp*cp ranks (dense parameters) and tp*dp*cp/(etp*ep) ranks (experts).
 
     There is one collective a layer and one for the embedding or head, or one a bucket: each pays the latency.
     """
@@ -52,10 +52,10 @@ def gradient_costs(
     if framework.bucket_bytes:
         held = (parameters.dense + parameters.experts).max(axis=0, initial=0.0)
         buckets = np.ceil(held * stored_bytes(workload.dtype) / framework.bucket_bytes)
-    gradient, stored = framework.gradient_bytes(workload), stored_bytes(workload.dtype)
+    gradient, stored = framework.reduced_bytes(workload), stored_bytes(workload.dtype)
     groups = [(parameters.dense, layouts.shards, layouts.tp)]
     if model.experts:
-        groups.append((parameters.experts, layouts.shards / layouts.ep, layouts.tp * layouts.ep))
+        groups.append((parameters.experts, layouts.expert_shards, layouts.expert_tp * layouts.ep))
 
     def worst(op: CollectiveOp, size_bytes: int, collectives: FloatColumn) -> FloatColumn:
         total = np.zeros(len(layouts))
@@ -257,13 +257,13 @@ class TimeModel:
         """Memory-bound: reads gradients and state, writes state and parameters, of the rank's shard."""
         shards = self._layouts.shards
         per_parameter = self._framework.optimizer_passes * (
-            self._workload.grad_dtype.size_bytes
-            + 2.0 * optimizer_bytes(self._workload)
+            self._framework.gradient_bytes(self._workload)
+            + 2.0 * self._framework.optimizer_bytes(self._workload)
             + stored_bytes(self._workload.dtype)
         )
         dense, experts = self._held
         kept = dense + experts
-        divided = dense / shards + experts * self._layouts.ep / shards
+        divided = dense / shards + experts / self._layouts.expert_shards
         scale = per_parameter * self._speeds.s_per_byte
         seconds: FloatColumn = np.where(
             rows.zero_stage >= 1, (divided * scale)[rows.layout], (kept * scale)[rows.layout]

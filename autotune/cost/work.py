@@ -202,10 +202,10 @@ Number = TypeVar("Number", float, FloatColumn)
 BACKWARD_CORE = 2.5
 """A fused attention kernel recomputes the scores: five products for forward's two (arXiv:2307.08691, section 3)."""
 
-# Passes of a training step by recompute code (none, selective, full), in units of one forward pass. Backward makes an
-# input and a weight gradient for each product, and moves about twice forward's bytes.
-MATMUL_PASSES = np.array([3.0, 3.0, 4.0])
-CORE_PASSES = np.array([1 + BACKWARD_CORE, 2 + BACKWARD_CORE, 2 + BACKWARD_CORE])
+# Passes of a training step by recompute code (none, selective, full, op), in units of one forward pass. Backward makes
+# an input and a weight gradient for each product, and moves about twice forward's bytes.
+MATMUL_PASSES = np.array([3.0, 3.0, 4.0, 3.5])
+CORE_PASSES = np.array([1 + BACKWARD_CORE, 2 + BACKWARD_CORE, 2 + BACKWARD_CORE, 1 + BACKWARD_CORE])
 BACKWARD_SHARE = 2.0 / 3.0
 """Share of forward + backward time that is backward; what gradient communication can hide under."""
 
@@ -296,7 +296,7 @@ def layer_kernels(model: ModelSpec, *, moe: bool) -> float:
     """Kernels of one forward pass: norms, linears, rotation, attention, activation, residuals, routing."""
     rotary = 6 if model.position is Position.ROPE else 0
     mlp = 5 if model.gated else 3
-    routing = 10 if moe else 0
+    routing = 30 if moe else 0
     return 2.0 + 4.0 + rotary + 1.0 + mlp * (2 if moe and model.shared_experts else 1) + 2.0 + routing
 
 

@@ -7,13 +7,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
-
 from autotune.cost.estimate import EstimateTable
 from autotune.cost.table import PlanTable
 from autotune.errors import MissingMeasurementError
 from autotune.explain.limits import Limit, LimitKind, estimated_limits, measured_limits, memory_limit
-from autotune.explain.losses import Loss, StepParts, changed, estimated_step, loss, losses, measured_step, misfit
+from autotune.explain.losses import Loss, StepParts, changed, estimated_step, loss, losses, measured_step, misfit, risk
 from autotune.explain.whatif import Setting, WhatIf, what_ifs
 from autotune.search.ranking import Best, RankedPlan
 from autotune.search.space import Runtime
@@ -69,13 +67,11 @@ def rejection(plan: Plan, table: PlanTable, estimates: EstimateTable) -> Loss | 
     """Why a plan of the table is not the one to use, by estimate; None if it is, or if none fits to compare with."""
     row = table.find(plan)
     assert row is not None, "the plan is one of the table"
-    if not estimates.fits.any():
-        return None
-    best = int(np.argmin(np.where(estimates.fits, estimates.step_time_s, np.inf)))
-    if best == row:
+    best = estimates.best_row
+    if best is None or best == row:
         return None
     steps = [estimated_step(estimates.row(i)) for i in (best, row)]
-    return loss(table.plan(best), steps[0], plan, steps[1], misfit(estimates, row))
+    return loss(table.plan(best), steps[0], plan, steps[1], misfit(estimates, row) or risk(estimates, best, row))
 
 
 def explain_best(best: Best, tuning: Tuning, profile: Profile | None) -> Explanation:

@@ -86,10 +86,10 @@ def measured_limits(readings: Sequence[StepReading], estimate: Estimate | None) 
 
 def memory_limit(table: PlanTable, estimates: EstimateTable) -> Limit | None:
     """What the best plan would gain if everything fitted; None where that is next to nothing."""
-    if not estimates.fits.any():
+    if estimates.best_row is None:
         return None
     fastest = int(np.argmin(estimates.step_time_s))
-    gain = float(estimates.step_time_s[estimates.fits].min() / estimates.step_time_s[fastest]) - 1.0
+    gain = float(estimates.step_time_s[estimates.best_row] / estimates.step_time_s[fastest]) - 1.0
     if gain < MIN_SHARE:
         return None
     text = f"memory: with enough of it {table.plan(fastest).key} would be {gain:.0%} faster than what fits (estimate)"

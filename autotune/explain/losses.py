@@ -210,7 +210,7 @@ def neighbours(own: Plan, table: PlanTable, estimates: EstimateTable) -> list[in
         if len(rows):
             rows = rows[distance[rows] == distance[rows].min()]
             fitting = rows[estimates.fits[rows]]
-            weight, among = (estimates.step_time_s, fitting) if len(fitting) else (estimates.reserved_bytes, rows)
+            weight, among = (estimates.step_time_s, fitting) if len(fitting) else (estimates.needed_bytes, rows)
             found.append(int(among[np.argmin(weight[among])]))
     return list(dict.fromkeys(found))
 
@@ -220,13 +220,22 @@ def misfit(estimates: EstimateTable, row: int) -> str:
     if estimates.fits[row]:
         return ""
     found = estimates.row(row)
-    needs, has = float(estimates.reserved_bytes[row]), float(estimates.capacity_bytes)
+    needs, has = float(estimates.needed_bytes[row]), float(estimates.usable_bytes)
     parts = sorted(found.bytes.to_data().items(), key=lambda item: -item[1])[:2]
     largest = ", ".join(f"{name} {_gib(size)}" for name, size in parts)
+    room = f"{_gib(has)} of {_gib(estimates.device_memory_bytes)} can be used"
     return (
-        f"does not fit: pipeline stage {found.worst_stage} needs {_gib(needs)} and {_gib(has)} can be used, "
+        f"does not fit: pipeline stage {found.worst_stage} needs {_gib(needs)} and {room}, "
         f"{_gib(needs - has)} too much; largest: {largest} (estimate)"
     )
+
+
+def risk(estimates: EstimateTable, own: int, row: int) -> str:
+    """Why a row that would be faster is not preferred: it is less likely to fit; empty where it is not faster."""
+    if estimates.step_time_s[row] >= estimates.step_time_s[own]:
+        return ""
+    theirs, ours = estimates.p_fits[row], estimates.p_fits[own]
+    return f"faster if it fits, which it does with a probability of {theirs:.0%}, this plan of {ours:.0%} (estimate)"
 
 
 def losses(own: Plan, table: PlanTable, estimates: EstimateTable) -> list[Loss]:
@@ -238,7 +247,9 @@ def losses(own: Plan, table: PlanTable, estimates: EstimateTable) -> list[Loss]:
     assert row is not None, "the plan is one of the table"
     step = estimated_step(estimates.row(row))
     found = [
-        loss(own, step, table.plan(i), estimated_step(estimates.row(i)), misfit(estimates, i))
+        loss(
+            own, step, table.plan(i), estimated_step(estimates.row(i)), misfit(estimates, i) or risk(estimates, row, i)
+        )
         for i in neighbours(own, table, estimates)
     ]
     kept: list[Loss] = []

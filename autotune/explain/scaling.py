@@ -11,10 +11,10 @@ from typing import Any
 
 import numpy as np
 
+from autotune.cost.estimate import NINETY_PERCENT
 from autotune.cost.table import Floats
 from autotune.explain.losses import PART_WORDS, largest_parts
 from autotune.explain.whatif import Setting
-from autotune.search.core import NINETY_PERCENT
 from autotune.search.physics import PARAMETERS, behaviour, prior_covariance
 from autotune.specs import ClusterSpec, Plan
 
@@ -122,12 +122,12 @@ def scaling_curve(setting: Setting) -> ScalingCurve:
         here = replace(setting, cluster=cluster)
         table = here.plans()
         estimates = here.estimates(table) if len(table) else None
-        if estimates is None or not estimates.fits.any():
+        row = None if estimates is None else estimates.best_row
+        if estimates is None or row is None:
             left_out.append(cluster.devices)
             if beyond and points:
                 break
             continue
-        row = int(np.argmin(np.where(estimates.fits, estimates.step_time_s, np.inf)))
         found = estimates.row(row)
         slopes = behaviour(estimates, np.zeros(len(PARAMETERS)), np.array([row])).slopes[0]
         if not points:

@@ -6,10 +6,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
-import numpy as np
-
 from autotune.cost.estimate import EstimateTable, estimate_table
-from autotune.cost.framework import TORCH, Framework
+from autotune.cost.framework import Framework, framework_for
 from autotune.cost.table import PlanTable
 from autotune.search.space import Runtime, legal_plans
 from autotune.specs import ClusterSpec, Link, ModelSpec, Plan, Profile, Space, Workload
@@ -23,7 +21,7 @@ class Setting:
     cluster: ClusterSpec
     workload: Workload
     profile: Profile | None = None
-    framework: Framework = TORCH
+    framework: Framework | None = None
     space: Space = Space()
     runtime: Runtime = Runtime.ANY
 
@@ -68,20 +66,18 @@ def what_ifs(setting: Setting, table: PlanTable, estimates: EstimateTable) -> li
         table: its legal plans.
         estimates: of the table.
     """
-    if not estimates.fits.any():
+    if estimates.best_row is None:
         return []
-    before = float(estimates.tokens_per_s_per_gpu[estimates.fits].max())
+    before = float(estimates.tokens_per_s_per_gpu[estimates.best_row])
     # Doubling one thing makes no plan more than twice as fast: plans slower than half of the best cannot win.
     hopeful = table.take(estimates.tokens_per_s_per_gpu >= 0.5 * before)
     found = []
     for change, changed, same_plans in _changes(setting):
         plans = hopeful if same_plans else changed.plans()
         after = changed.estimates(plans)
-        if not after.fits.any():
-            continue
-        speed = np.where(after.fits, after.tokens_per_s_per_gpu, 0.0)
-        best = int(np.argmax(speed))
-        found.append(WhatIf(change=change, gain=float(speed[best]) / before - 1.0, plan=plans.plan(best)))
+        if (best := after.best_row) is not None:
+            gain = float(after.tokens_per_s_per_gpu[best]) / before - 1.0
+            found.append(WhatIf(change=change, gain=gain, plan=plans.plan(best)))
     return sorted(found, key=lambda item: -item.gain)
 
 
@@ -107,7 +103,8 @@ def _changes(setting: Setting) -> Iterator[tuple[str, Setting, bool]]:
     peaks = {dtype: 2.0 * peak for dtype, peak in device.peak_flops_per_s.items()}
     faster = cluster.model_copy(update={"device": device.model_copy(update={"peak_flops_per_s": peaks})})
     yield "twice the matrix FLOP/s a device", replace(setting, cluster=faster, profile=faster_fit), True
-    cheaper = replace(setting.framework, kernel_s=0.5 * setting.framework.kernel_s)
+    own = framework_for(setting.workload, setting.framework)
+    cheaper = replace(own, kernel_s=0.5 * own.kernel_s)
     change = "half the cost of launching a kernel (compiled or captured kernels)"
     yield change, replace(setting, profile=cheaper_fit, framework=cheaper), True
     larger = workload.model_copy(update={"global_batch": 2 * workload.global_batch})

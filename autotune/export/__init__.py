@@ -49,6 +49,7 @@ def own_command(model: ModelSpec, cluster: ClusterSpec, workload: Workload, plan
         "--seq-len": str(workload.seq_len),
         "--global-batch": str(workload.global_batch),
         "--dtype": workload.dtype.value,
+        "--precision": ",".join(f"{name}={value}" for name, value in workload.choices.items()) or None,
         "--plan": plan_text(plan),
     }
     return shlex.join(["autotune", "probe", "step", *flags(options)])
@@ -61,4 +62,6 @@ def plan_text(plan: Plan) -> str:
     kept = {key: data[key] for key in always} | {key: value for key, value in data.items() if value != defaults[key]}
     if plan.vpp > 1:  # Plan.parse would otherwise assume the interleaved schedule
         kept["schedule"] = data["schedule"]
+    if plan.recompute_modules:
+        kept["recompute_modules"] = "+".join(plan.recompute_modules)
     return ",".join(f"{key}={str(value).lower()}" for key, value in kept.items())

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 
 from autotune.errors import IllegalPlanError
@@ -69,12 +69,35 @@ def refuse(target: str, run: ExportRequest, reasons: Iterable[tuple[bool, str]])
             raise IllegalPlanError(f"{target}: plan", run.plan.key, reason)
 
 
+def refuse_choices(target: str, run: ExportRequest, **more: Collection[str]) -> None:
+    """Raises IllegalPlanError for number formats and kernels of the workload that the target has no words for.
+
+    Args:
+        target: named in the error.
+        run: whose workload.
+        more: what the target can say beyond torch's usual mixed precision, by field of the workload.
+    """
+    dtype = run.workload.dtype.value
+    usual: dict[str, Collection[str]] = {
+        "grad_dtype": ("fp32",), "reduce_dtype": (run.workload.gradients.value,), "param_dtype": (dtype,),
+        "master_dtype": ("fp32",), "exp_avg_dtype": ("fp32",), "exp_avg_sq_dtype": ("fp32",), "saved_dtype": (dtype,),
+        "attention": ("flash",), "cross_entropy": ("eager",),
+    }  # fmt: skip
+    for name, value in run.workload.choices.items():
+        allowed = more.get(name, usual.get(name, ()))
+        if value not in allowed:
+            what = f"of {name} it has {', '.join(allowed)}" if allowed else f"{name} cannot be said to it"
+            raise IllegalPlanError(f"{target}: workload.{name}", value, what)
+
+
 def flags(values: Mapping[str, object]) -> tuple[str, ...]:
-    """Command-line arguments from names and values: True is the bare flag, False and None leave it out."""
+    """Command-line arguments from names and values: True is the bare flag, False, None and () leave it out."""
     words: list[str] = []
     for name, value in values.items():
         if value is True:
             words.append(name)
+        elif isinstance(value, tuple):
+            words += [name, *value] if value else []
         elif value is not False and value is not None:
             words += [name, str(value)]
     return tuple(words)

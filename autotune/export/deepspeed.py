@@ -5,11 +5,12 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from autotune.export.arguments import ExportRequest, LaunchArguments, refuse
+from autotune.export.arguments import ExportRequest, LaunchArguments, refuse, refuse_choices
 from autotune.specs import DType, Plan, Recompute, Schedule
 
 NAME = "deepspeed"
 CONFIG = "autotune.json"
+_COMMUNICATED = {DType.FP32: "fp32", DType.BF16: "bfp16", DType.FP16: "fp16"}
 
 
 def export(run: ExportRequest) -> LaunchArguments:
@@ -26,10 +27,11 @@ def export(run: ExportRequest) -> LaunchArguments:
             (plan.vpp > 1, "its pipeline engine holds one chunk a rank"),
             (plan.sequence_parallel and plan.tp > 1, "AutoTP has no sequence parallelism"),
             (plan.cp > 1, "context parallelism is no part of its config"),
-            (plan.recompute is Recompute.SELECTIVE, "it recomputes whole layers only"),
+            (plan.recompute in {Recompute.SELECTIVE, Recompute.OP}, "it recomputes whole layers only"),
             (dtype is DType.FP8, "fp8 is no part of its config"),
         ),
     )
+    refuse_choices(NAME, run, grad_dtype=tuple(_COMMUNICATED), reduce_dtype=tuple(_COMMUNICATED))
     nodes, gpus = str(run.cluster.nodes), str(run.cluster.gpus_per_node)
     launch = ("deepspeed", "--num_nodes", nodes, "--num_gpus", gpus)
     return LaunchArguments(
@@ -48,8 +50,10 @@ def _config(run: ExportRequest) -> dict[str, Any]:
         "train_micro_batch_size_per_gpu": plan.micro_batch,
         "gradient_accumulation_steps": run.micro_batches,
         "zero_optimization": {"stage": plan.zero_stage},
-        "data_types": {"grad_accum_dtype": workload.grad_dtype.value},
+        "data_types": {"grad_accum_dtype": workload.gradients.value},
     }
+    if workload.reduce_dtype is not None:
+        config["communication_data_type"] = _COMMUNICATED[workload.reduce_dtype]
     if workload.dtype in {DType.BF16, DType.FP16}:
         config[workload.dtype.value] = {"enabled": True}
     if plan.tp > 1:

@@ -5,8 +5,20 @@ The rank order is the plan's: Megatron's default, tp-cp-ep-dp-pp.
 
 from __future__ import annotations
 
-from autotune.export.arguments import ExportRequest, LaunchArguments, flags, refuse
-from autotune.specs import DType, ModelSpec, Norm, Optimizer, Plan, Position, Recompute, Schedule, Workload
+from autotune.export.arguments import ExportRequest, LaunchArguments, flags, refuse, refuse_choices
+from autotune.specs import (
+    CrossEntropy,
+    DType,
+    Fp8Recipe,
+    ModelSpec,
+    Norm,
+    Optimizer,
+    Plan,
+    Position,
+    Recompute,
+    Schedule,
+    Workload,
+)
 
 NAME = "megatron"
 # Megatron-FSDP's names of the ZeRO stages (its developer guide, ShardingStrategy).
@@ -16,10 +28,32 @@ SHARDING = {2: "optim_grads", 3: "optim_grads_params"}
 def export(run: ExportRequest) -> LaunchArguments:
     """The command of one node. Raises IllegalPlanError for what Megatron-LM has no argument for."""
     check(NAME, run)
-    words = {**_shape(run.model, run.workload), **_moe(run.model), **_parallelism(run.plan), **_batch(run)}
+    moments = ("fp32", "fp16", "bf16", "fp8")
+    refuse_choices(
+        NAME, run, grad_dtype=("fp32", "bf16"), master_dtype=("fp32", "fp16"), exp_avg_dtype=moments,
+        exp_avg_sq_dtype=moments, fp8_recipe=tuple(Fp8Recipe), norms=("fused",),
+        param_dtype=("fp8", "bf16") if run.workload.dtype is DType.FP8 else (run.workload.dtype.value,),
+        cross_entropy=("eager", "fused"),
+    )  # fmt: skip
+    states = _states(run.workload)
+    refuse(
+        NAME, run, ((bool(states) and not run.plan.zero_stage, f"{next(iter(states), '')} needs ZeRO-1 or more"),)
+    )  # fmt: skip
+    words = {
+        **_shape(run.model, run.workload), **_moe(run.model), **_parallelism(run.plan), **_batch(run), **states,
+    }  # fmt: skip
+    words |= {flag: True for flag in ENDS if counts_ends(run)}
     return LaunchArguments(
         target=NAME, argv=(*run.torchrun(), "pretrain_gpt.py", *flags(words)), notes=tuple(_notes(run.plan))
     )
+
+
+ENDS = ("--account-for-embedding-in-pipeline-split", "--account-for-loss-in-pipeline-split")
+
+
+def counts_ends(run: ExportRequest) -> bool:
+    """Whether the embedding and the head count as layers, because layers alone do not divide over the stages."""
+    return run.model.layers % (run.plan.pp * run.plan.vpp) > 0
 
 
 def check(target: str, run: ExportRequest) -> None:
@@ -30,8 +64,12 @@ def check(target: str, run: ExportRequest) -> None:
         target,
         run,
         (
+            (plan.recompute is Recompute.OP, "Megatron recomputes by modules, not by operations"),
             (plan.pp > 1 and plan.schedule is Schedule.GPIPE, "Megatron has no GPipe schedule: use 1f1b"),
-            (model.layers % chunks > 0, f"Megatron needs layers ({model.layers}) divisible by pp * vpp ({chunks})"),
+            (
+                model.layers % chunks > 0 and (model.layers + 2) % chunks > 0,
+                f"Megatron needs layers ({model.layers}), or layers and both ends, divisible by pp * vpp ({chunks})",
+            ),
             (plan.zero_stage > 1 and plan.pp > 1, "Megatron-FSDP (ZeRO-2, ZeRO-3) and a pipeline exclude each other"),
             (
                 model.experts > 0 and plan.tp > 1 and not plan.sequence_parallel,
@@ -104,10 +142,12 @@ def _moe(model: ModelSpec) -> dict[str, object]:
 def _parallelism(plan: Plan) -> dict[str, object]:
     full, fsdp = plan.recompute is Recompute.FULL, plan.zero_stage > 1
     return {
+        "--recompute-modules": tuple(module.value for module in plan.recompute_modules),
         "--tensor-model-parallel-size": plan.tp,
         "--pipeline-model-parallel-size": plan.pp,
         "--context-parallel-size": plan.cp,
         "--expert-model-parallel-size": plan.ep if plan.ep > 1 else None,
+        "--expert-tensor-parallel-size": plan.expert_tp if plan.ep > 1 or plan.etp else None,
         "--num-virtual-stages-per-pipeline-rank": plan.vpp if plan.vpp > 1 else None,
         "--sequence-parallel": plan.sequence_parallel and plan.tp > 1,
         "--recompute-granularity": None if plan.recompute is Recompute.NONE else plan.recompute.value,
@@ -123,7 +163,7 @@ def _parallelism(plan: Plan) -> dict[str, object]:
 
 def _batch(run: ExportRequest) -> dict[str, object]:
     workload = run.workload
-    half, fp32_gradients = workload.dtype in {DType.BF16, DType.FP8}, workload.grad_dtype is DType.FP32
+    half, fp32_gradients = workload.dtype in {DType.BF16, DType.FP8}, workload.gradients is DType.FP32
     return {
         "--micro-batch-size": run.plan.micro_batch,
         "--global-batch-size": workload.global_batch,
@@ -132,6 +172,10 @@ def _batch(run: ExportRequest) -> dict[str, object]:
         "--fp8-format": "hybrid" if workload.dtype is DType.FP8 else None,
         "--accumulate-allreduce-grads-in-fp32": fp32_gradients and workload.dtype is not DType.FP32,
         "--grad-reduce-in-bf16": half and not fp32_gradients,
+        "--fp8-recipe": workload.fp8_recipe,
+        "--attention-backend": workload.attention,
+        "--cross-entropy-loss-fusion": workload.cross_entropy is CrossEntropy.FUSED,
+        "--cross-entropy-fusion-impl": "te" if workload.cross_entropy is CrossEntropy.FUSED else None,
         "--optimizer": "adam" if workload.optimizer is Optimizer.ADAMW else "sgd",
         "--lr": 1e-4,
         "--train-iters": 100,
@@ -140,6 +184,21 @@ def _batch(run: ExportRequest) -> dict[str, object]:
         "--vocab-size": run.model.vocab,
         "--make-vocab-size-divisible-by": 1,
     }
+
+
+def _states(workload: Workload) -> dict[str, object]:
+    """What is sharded in other formats than fp32: parameters in fp8, and the optimizer's states."""
+    states = {
+        "--main-params-dtype": workload.master_dtype, "--exp-avg-dtype": workload.exp_avg_dtype,
+        "--exp-avg-sq-dtype": workload.exp_avg_sq_dtype,
+    }  # fmt: skip
+    found: dict[str, object] = {name: dtype for name, dtype in states.items() if dtype not in {None, DType.FP32}}
+    if found:
+        grads = {"--main-grads-dtype": workload.gradients}
+        found = {"--use-precision-aware-optimizer": True, **found, **grads}
+    if workload.param_dtype is DType.FP8:
+        found["--fp8-param-gather"] = True
+    return found
 
 
 def _notes(plan: Plan) -> list[str]:

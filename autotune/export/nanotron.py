@@ -6,7 +6,7 @@ from typing import Any
 
 import yaml
 
-from autotune.export.arguments import ExportRequest, LaunchArguments, refuse
+from autotune.export.arguments import ExportRequest, LaunchArguments, refuse, refuse_choices
 from autotune.specs import DType, ModelSpec, Norm, Optimizer, Plan, Position, Recompute, Schedule, Workload
 
 NAME = "nanotron"
@@ -25,16 +25,17 @@ def export(run: ExportRequest) -> LaunchArguments:
             (not _is_llama(run.model), "the export covers models of Llama's shape only"),
             (plan.zero_stage > 1, "it has ZeRO-0 and ZeRO-1"),
             (plan.vpp > 1 or plan.schedule not in _ENGINES, "it has no interleaved schedule"),
+            (plan.recompute in {Recompute.SELECTIVE, Recompute.OP}, "it recomputes whole layers only"),
             (
                 plan.schedule is Schedule.ONE_F_ONE_B and run.micro_batches < plan.pp - 1,
                 f"its 1F1B engine needs at least pp - 1 ({plan.pp - 1}) micro-batches a step "
                 f"(tokens.batch_accumulation_per_replica), this plan has {run.micro_batches}",
             ),
-            (plan.recompute is Recompute.SELECTIVE, "it recomputes whole layers only"),
             (plan.cp > 1 or plan.ep > 1, "its Llama model has neither context nor expert parallelism"),
             (workload.dtype not in _DTYPES, f"{workload.dtype.value} is not among its dtypes: bf16, fp16, fp32"),
         ),
     )
+    refuse_choices(NAME, run, grad_dtype=("fp32", workload.dtype.value))
     return LaunchArguments(
         target=NAME,
         argv=(*run.torchrun(), "run_train.py", "--config-file", CONFIG),
@@ -110,7 +111,7 @@ def _optimizer(plan: Plan, workload: Workload) -> dict[str, Any]:
     adamw = {"name": "adamW", "adam_beta1": 0.9, "adam_beta2": 0.95, "adam_eps": 1e-8, "torch_adam_is_fused": True}
     return {
         "zero_stage": plan.zero_stage,
-        "accumulate_grad_in_fp32": workload.grad_dtype is DType.FP32,
+        "accumulate_grad_in_fp32": workload.gradients is DType.FP32,
         "weight_decay": 0.01,
         "clip_grad": 1.0,
         "optimizer_factory": adamw if workload.optimizer is Optimizer.ADAMW else {"name": "sgd"},

@@ -4,13 +4,18 @@ from __future__ import annotations
 
 import json
 
-from autotune.export.arguments import ExportRequest, LaunchArguments, refuse
+from autotune.export.arguments import ExportRequest, LaunchArguments, refuse, refuse_choices
 from autotune.specs import DType, Optimizer, Recompute, Schedule
 
 NAME = "torchtitan"
 CONFIG = "autotune.toml"
 _SCHEDULES = {Schedule.GPIPE: "GPipe", Schedule.ONE_F_ONE_B: "1F1B", Schedule.INTERLEAVED: "Interleaved1F1B"}
 _PRECISION = {DType.BF16: "bfloat16", DType.FP32: "float32"}
+_RECOMPUTES: dict[Recompute, dict[str, object]] = {
+    Recompute.NONE: {"mode": "none"},
+    Recompute.FULL: {"mode": "full"},
+    Recompute.OP: {"mode": "selective", "selective_ac_option": "op"},
+}
 
 Sections = dict[str, dict[str, object]]
 
@@ -33,13 +38,17 @@ def export(run: ExportRequest) -> LaunchArguments:
                 "its DDP combines with no other axis: use ZeRO-2 or 3",
             ),
             (plan.tp > 1 and not plan.sequence_parallel, "its tensor parallelism is always sequence parallel"),
-            (plan.recompute is Recompute.SELECTIVE, "its selective mode saves other tensors than the attention core's"),
+            (
+                plan.recompute is Recompute.SELECTIVE,
+                "its selective mode saves other tensors than the attention core's: use recompute op",
+            ),
             (model.layers % chunks > 0, f"its split needs layers ({model.layers}) divisible by pp * vpp ({chunks})"),
             (workload.dtype not in _PRECISION, f"{workload.dtype.value} is not among its precisions: bf16, fp32"),
-            (workload.grad_dtype is not DType.FP32, "it reduces gradients in fp32 only"),
+            (workload.gradients is not DType.FP32, "it reduces gradients in fp32 only"),
             (workload.optimizer is not Optimizer.ADAMW, "its optimizers are Adam and AdamW"),
         ),
     )
+    refuse_choices(NAME, run)
     return LaunchArguments(
         target=NAME,
         argv=(*run.torchrun(), "-m", "torchtitan.train", "--job.config_file", CONFIG),
@@ -66,7 +75,7 @@ def _sections(run: ExportRequest) -> Sections:
         },
         "optimizer": {"name": "AdamW"},
         "parallelism": _parallelism(run),
-        "activation_checkpoint": {"mode": "full" if plan.recompute is Recompute.FULL else "none"},
+        "activation_checkpoint": _RECOMPUTES[plan.recompute],
     }
 
 

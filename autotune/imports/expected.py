@@ -8,11 +8,12 @@ from typing import Any
 
 import numpy as np
 
+from autotune.cost.capacity import MAY_FIT
+from autotune.cost.estimate import NINETY_PERCENT
 from autotune.cost.table import PlanTable
 from autotune.imports.learning import Readings, framework_of, same_request, transfers_from, trials_of, with_links
-from autotune.search.core import NINETY_PERCENT, Search
+from autotune.search.core import Search
 from autotune.search.offline import nearest_misses
-from autotune.search.peaks import MAY_FIT
 from autotune.search.ranking import RankedPlan
 from autotune.search.transfer import alike
 from autotune.specs import ClusterSpec, Estimate, ModelSpec, Plan, Profile, Workload
@@ -119,7 +120,7 @@ def rank_with_history(
     """
     same = same_request(runs, model, cluster, workload)
     others = [run for run in runs if run not in same]
-    framework = framework_of(same or [run for run in others if alike(run.cluster, cluster)])
+    framework = framework_of(same or [run for run in others if alike(run.cluster, cluster)], workload)
     transfers = transfers_from(others, cluster, readings, profile)
     found = readings(cluster)
     search = Search(

@@ -13,7 +13,7 @@ import numpy as np
 from autotune.backtest.groups import stated_reading
 from autotune.cost.calibrate import fit_links, fit_profile
 from autotune.cost.estimate import estimate_table
-from autotune.cost.framework import FRAMEWORKS, TORCH, Framework
+from autotune.cost.framework import FRAMEWORKS, TORCH, Framework, framework_for
 from autotune.cost.table import PlanTable
 from autotune.errors import MissingMeasurementError
 from autotune.search.posterior import TransferObservation
@@ -22,6 +22,7 @@ from autotune.specs import (
     ClusterSpec,
     CollectiveReading,
     FailureKind,
+    FrameworkName,
     ModelSpec,
     Plan,
     Profile,
@@ -42,14 +43,16 @@ def same_request(
     runs: Iterable[ImportedRun], model: ModelSpec, cluster: ClusterSpec, workload: Workload
 ) -> list[ImportedRun]:
     """The runs of exactly that model, cluster and workload."""
-    wanted = (model.key, cluster.key, workload.key)
+    wanted = (model.key, cluster.key, workload.of_any_software().key)
     return [run for run in runs if _request(run) == wanted]
 
 
-def framework_of(runs: Sequence[ImportedRun]) -> Framework:
-    """The framework of all those runs; ours if they have several or there are none."""
+def framework_of(runs: Sequence[ImportedRun], workload: Workload) -> Framework:
+    """The workload's framework where it names one; else that of all those runs, ours if they have several or none."""
     names = {run.framework for run in runs}
-    return FRAMEWORKS.get(names.pop(), TORCH) if len(names) == 1 else TORCH
+    if workload.framework is not FrameworkName.TORCH or len(names) != 1:
+        return framework_for(workload)
+    return framework_for(workload, FRAMEWORKS.get(names.pop()))
 
 
 def trials_of(runs: Iterable[ImportedRun]) -> list[Trial]:
@@ -127,7 +130,7 @@ def with_links(profile: Profile | None, cluster: ClusterSpec, readings: Sequence
 
 
 def _request(run: ImportedRun) -> tuple[str, str, str]:
-    return run.model.key, run.cluster.key, run.workload.key
+    return run.model.key, run.cluster.key, run.workload.of_any_software().key
 
 
 def _transfers(group: Sequence[ImportedRun], profile: Profile | None) -> list[TransferObservation]:

@@ -53,8 +53,6 @@ _UNEVEN = {
 }
 """The same, where there is a pipeline."""
 _NOTED = {
-    "tp_comm_overlap": "tensor-parallel communication under matrix products",
-    "overlap_moe_expert_parallel_comm": "the experts' exchange under another micro-batch",
     "delay_wgrad_compute": "weight gradients computed later",
     "moe_enable_deepep": "the experts' exchange by DeepEP",
     "enable_cuda_graph": "CUDA graphs",
@@ -112,7 +110,7 @@ def _state(log: TrainingLog, arguments: Arguments) -> None:
 
 def _require_sayable(log: TrainingLog, arguments: Arguments) -> None:
     """Raises InputError for what makes another plan than the one that would be stored; notes what a plan cannot say."""
-    staged = arguments.get("pipeline_model_parallel_size", (0, "1"))[1] != "1"
+    staged = arguments.get("pipeline_model_parallel_size", (0, "1"))[1] != "1" and not _ends_are_counted(log, arguments)
     for name, what in (_ELSE | _UNEVEN if staged else _ELSE).items():
         line, text = arguments.get(name, (0, ""))
         alone = name == "num_distributed_optimizer_instances" and text == "1"
@@ -128,6 +126,21 @@ def _require_sayable(log: TrainingLog, arguments: Arguments) -> None:
     line, text = arguments.get("expert_tensor_parallel_size", (0, "None"))
     if text not in {"None", arguments.get("tensor_model_parallel_size", (0, "1"))[1]}:
         log.note(f"line {line}: expert_tensor_parallel_size {text}, which a plan does not say")
+
+
+def _ends_are_counted(log: TrainingLog, arguments: Arguments) -> bool:
+    """Whether embedding and loss count as a layer each so that the chunks are equal: such a plan is cut like that."""
+    ends = [f"account_for_{end}_in_pipeline_split" for end in ("embedding", "loss")]
+    others = (name for name in _UNEVEN if name not in ends)
+    if not all(_is_on(arguments, name) for name in ends) or any(_said(arguments, name) for name in others):
+        return False
+    line, text = arguments.get("virtual_pipeline_model_parallel_size", (0, "None"))
+    vpp = 1 if text == "None" else log.file.count(line, "virtual_pipeline_model_parallel_size", text)
+    return (int(log.value("layers") or 0) + 2) % (int(log.value("pp") or 1) * vpp) == 0
+
+
+def _said(arguments: Arguments, name: str) -> bool:
+    return arguments.get(name, (0, ""))[1] not in _OFF
 
 
 def _plan(log: TrainingLog, arguments: Arguments) -> None:
@@ -178,6 +191,13 @@ def _formats(log: TrainingLog, arguments: Arguments) -> None:
         fp8 = arguments.get("fp8", arguments.get("fp8_format", (0, "None")))[1] not in {"None", "False"}
         half = next((name for name in ("bf16", "fp16") if _is_on(arguments, name)), "fp32")
         log.state("dtype", "fp8" if fp8 else half, arguments["bf16"][0])
+    for name, ours in (("tp_comm_overlap", "tp_overlap"), ("overlap_moe_expert_parallel_comm", "ep_overlap")):
+        if _is_on(arguments, name):
+            log.state(ours, True, arguments[name][0])
+    line, text = arguments.get("attention_backend", (0, ""))
+    local = arguments.get("transformer_impl", (0, ""))[1] == "local" and "use_flash_attn" in arguments
+    if "unfused" in text or "local" in text or (not line and local and not _is_on(arguments, "use_flash_attn")):
+        log.state("attention", "unfused", line or arguments["use_flash_attn"][0])
     if "accumulate_allreduce_grads_in_fp32" in arguments:
         line, text = arguments["accumulate_allreduce_grads_in_fp32"]
         half = next((name for name in ("bf16", "fp16") if _is_on(arguments, name)), "fp32")

@@ -14,11 +14,11 @@ from typing import Any
 
 import numpy as np
 
-from autotune.cost.estimate import estimate_table
-from autotune.cost.framework import TORCH, Framework
+from autotune.cost.capacity import MAY_FIT
+from autotune.cost.estimate import NINETY_PERCENT, estimate_table
+from autotune.cost.framework import Framework
 from autotune.cost.table import PlanTable
-from autotune.search.core import NINETY_PERCENT, NOT_THE_PLANS_FAULT, Search
-from autotune.search.peaks import MAY_FIT, SAFE
+from autotune.search.core import NOT_THE_PLANS_FAULT, Search
 from autotune.search.physics import PARAMETERS, behaviour
 from autotune.search.posterior import Posterior, TransferObservation
 from autotune.search.ranking import peak_memory_bytes
@@ -69,7 +69,7 @@ def taught(
     workload: Workload,
     trials: Sequence[Trial],
     profile: Profile | None,
-    framework: Framework = TORCH,
+    framework: Framework | None = None,
 ) -> list[TransferObservation]:
     """What the trials of a tuning teach about other ones: each against its estimate.
 
@@ -79,7 +79,7 @@ def taught(
         workload: of the tuning.
         trials: its trials; lost and cancelled ones say nothing, pruned ones only of memory.
         profile: of its cluster.
-        framework: whose habits the estimates assume.
+        framework: whose habits the estimates assume; the workload's by default.
     """
     shown: dict[Plan, list[Trial]] = {}
     for trial in trials:
@@ -132,7 +132,7 @@ def carry(
     same_model: bool = True,
     plans: Sequence[Plan] | None = None,
     runtime: Runtime = Runtime.TORCH,
-    framework: Framework = TORCH,
+    framework: Framework | None = None,
 ) -> Carried | None:
     """The best plan to expect for a question, with what is believed of it; None where nothing is believed to fit.
 
@@ -146,7 +146,7 @@ def carry(
         same_model: whether the transfers are of this model.
         plans: to choose from; by default all legal ones.
         runtime: whose legality rules hold.
-        framework: whose habits the estimates assume.
+        framework: whose habits the estimates assume; the workload's by default.
     """
     search = Search(
         model,
@@ -159,12 +159,11 @@ def carry(
         framework=framework,
     )
     posterior = search.posterior()
-    fits = posterior.p_fits >= SAFE
-    if not fits.any():
-        fits = posterior.p_fits >= MAY_FIT
+    fits = posterior.p_fits >= MAY_FIT
     if not fits.any():
         return None
-    row = int(np.argmax(np.where(fits, posterior.log_mean, -np.inf)))
+    worth = posterior.log_mean + np.log(np.maximum(posterior.p_fits, 1e-9))
+    row = int(np.argmax(np.where(fits, worth, -np.inf)))
     plan = search.table.plan(row)
     slower, faster = (0.0, 0.0) if measured_network or cluster.nodes == 1 else _network_doubt(search, posterior, row)
     middle = float(posterior.log_mean[row])

@@ -202,7 +202,7 @@ def _middle(traces: Sequence[StepTrace]) -> StepTrace | None:
 def _all_reduce(entry: BestEntry, size: int, stride: int) -> CollectiveRequest:
     """One message of about what the plan sends at most: its gradients."""
     largest = LARGEST_BYTES[entry.cluster.device.kind]
-    gradients = total_parameters(entry.model) / (entry.plan.tp * entry.plan.pp) * entry.workload.grad_dtype.size_bytes
+    gradients = total_parameters(entry.model) / (entry.plan.tp * entry.plan.pp) * entry.workload.gradients.size_bytes
     bytes_ = round(min(max(gradients, MIN_BYTES), largest))
     return CollectiveRequest(
         op=CollectiveOp.ALL_REDUCE,

@@ -15,8 +15,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from autotune.cost.estimate import EstimateTable, estimate_table
-from autotune.cost.framework import TORCH, Framework
+from autotune.cost.estimate import NINETY_PERCENT, EstimateTable, estimate_table
+from autotune.cost.framework import Framework
 from autotune.cost.table import PlanTable
 from autotune.errors import InputError
 from autotune.search.acquisition import Choice, StopVerdict, choose, verdict
@@ -73,9 +73,6 @@ class Measurement:
 # The finite set that the sampler weighs one by one; a larger legal space is cut to the best estimates that may fit.
 MAX_CANDIDATES = 100_000
 FIRST_SETUP_S = 1.0
-NINETY_PERCENT = 1.645
-"""Standard deviations on either side of a normal mean that hold 90 %."""
-
 TRIAL_STEPS = sum(StepRequest.model_fields[name].default for name in ("warmup_steps", "min_steps")) + 2
 """Steps of a trial: untimed, timed, and two more until the interval is narrow or for the trace."""
 
@@ -94,7 +91,7 @@ class Search:
         history: earlier trials of the same model, cluster and workload, to learn from.
         transfers: what tunings of other models, sizes or workloads on such a cluster showed of the estimate's errors.
         runtime: whose legality rules hold.
-        framework: whose habits the estimates assume.
+        framework: whose habits the estimates assume; the workload's by default.
         learning: the parts that learn; all of them but for comparison.
 
     Raises:
@@ -113,7 +110,7 @@ class Search:
         history: Sequence[Trial] = (),
         transfers: Sequence[TransferObservation] = (),
         runtime: Runtime = Runtime.TORCH,
-        framework: Framework = TORCH,
+        framework: Framework | None = None,
         learning: Learning = EVERYTHING,
     ) -> None:
         self.framework, self._learning = framework, learning
@@ -141,7 +138,7 @@ class Search:
         estimates = estimate_table(self.model, self.cluster, self.workload, table, profile, self.framework)
         if len(table) <= MAX_CANDIDATES:
             return table, estimates
-        worth = estimates.tokens_per_s_per_gpu * np.where(estimates.fits, 1.0, 0.1)
+        worth = estimates.tokens_per_s_per_gpu * np.maximum(estimates.p_fits, 0.1)
         table = table.take(np.argsort(-worth, kind="stable")[:MAX_CANDIDATES])
         return table, estimate_table(self.model, self.cluster, self.workload, table, profile, self.framework)
 
@@ -246,7 +243,7 @@ class Search:
     def estimate_of(self, plan: Plan) -> Estimate | None:
         """The estimate of a plan of the table; None for a plan outside it.
 
-        The parts are the uncorrected estimate's; the interval of the step time and P(fits) are what is believed now.
+        The parts are the uncorrected estimate's; the intervals and P(fits) are what is believed now.
         """
         row = self.table.find(plan)
         if row is None:

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
-from autotune.cost.estimate import estimate_table, memory_table
+from autotune.cost.estimate import NINETY_PERCENT, estimate_table, memory_table
 from autotune.cost.table import PlanTable
 from autotune.errors import IllegalPlanError, NothingFitsError
+from autotune.search.posterior import believe
+from autotune.search.residual import features
 from autotune.search.space import Runtime, illegal_reason, legal_plans
 from autotune.specs import ClusterSpec, Estimate, ModelSpec, Plan, Profile, Recompute, Space, Workload
 
@@ -30,7 +33,7 @@ class EstimatedPlan:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ranking:
-    """The best plans by estimated tokens/s/GPU among those that fit.
+    """The best plans by estimated tokens/s/GPU times P(fits), among those that are likelier to fit than not.
 
     `seconds` is the time of the whole answer, `estimates_per_s` the rate of the estimates alone; both were measured.
     """
@@ -40,6 +43,29 @@ class Ranking:
     seconds: float
     estimates_per_s: float
     plans: tuple[EstimatedPlan, ...]
+
+
+def estimated(
+    model: ModelSpec,
+    cluster: ClusterSpec,
+    workload: Workload,
+    plans: Sequence[Plan],
+    profile: Profile | None = None,
+) -> list[Estimate]:
+    """Estimates of these plans with the intervals that hold before anything was measured.
+
+    Raises:
+        MissingMeasurementError: a speed that is needed is neither measured nor in the catalog.
+    """
+    table = PlanTable.of(plans)
+    estimates = estimate_table(model, cluster, workload, table, profile)
+    posterior = believe(table, features(table), estimates, (), devices=cluster.devices, setup_s=0.0, steps=1)
+    found = []
+    for i, sd in enumerate(posterior.log_sd):
+        one, spread = estimates.row(i), float(np.exp(NINETY_PERCENT * sd))
+        interval = one.step_time_s / spread, one.step_time_s * spread
+        found.append(one.model_copy(update={"step_time_interval_s": interval}))
+    return found
 
 
 def rank(
@@ -68,22 +94,23 @@ def rank(
     after = time.perf_counter()
     if not len(fits):
         nearest_misses(model, cluster, workload, table, space=space, runtime=runtime, profile=profile)
-    # The fastest of the rows that fit; of equally fast ones those with the least memory first.
-    speed = estimates.tokens_per_s_per_gpu[fits]
+    # The best of the rows that fit; of equally good ones those with the least memory first.
+    worth = estimates.expected[fits]
     if len(fits) > limit:
-        threshold = np.partition(speed, len(speed) - limit)[len(speed) - limit]
-        fits_well = speed >= threshold
-        best, speed = fits[fits_well], speed[fits_well]
+        threshold = np.partition(worth, len(worth) - limit)[len(worth) - limit]
+        among = worth >= threshold
+        best, worth = fits[among], worth[among]
     else:
         best = fits
-    best = best[np.lexsort((estimates.peak_memory_bytes[best], -speed))][:limit]
-    plans = tuple(EstimatedPlan(plan=table.plan(int(i)), estimate=estimates.row(int(i))) for i in best)
+    best = best[np.lexsort((estimates.peak_memory_bytes[best], -worth))][:limit]
+    plans = [table.plan(int(i)) for i in best]
+    found = estimated(model, cluster, workload, plans, profile)
     return Ranking(
         legal=len(table),
         fitting=len(fits),
         seconds=time.perf_counter() - started,
         estimates_per_s=len(table) / (after - before),
-        plans=plans,
+        plans=tuple(EstimatedPlan(plan=plan, estimate=one) for plan, one in zip(plans, found, strict=True)),
     )
 
 
@@ -99,7 +126,7 @@ def nearest_misses(
     limit: int = 3,
 ) -> None:
     """Raises NothingFitsError with the nearest misses if no plan of `table` is estimated to fit; needs no speeds."""
-    needs = memory_table(model, cluster, workload, table, profile).needed_bytes
+    needs = memory_table(model, cluster, workload, table, profile).device_bytes
     has = cluster.device.memory_bytes
     if not len(table) or needs.min() <= has:
         return
@@ -148,7 +175,7 @@ def _nodes_needed(
         table = legal_plans(model, larger, workload, saving, runtime)
         if not len(table):
             return False
-        needs = memory_table(model, larger, workload, table, profile).needed_bytes
+        needs = memory_table(model, larger, workload, table, profile).device_bytes
         return bool(needs.min() <= cluster.device.memory_bytes)
 
     enough = cluster.nodes * 2

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.special import ndtr
 
+from autotune.cost.capacity import p_fits
 from autotune.cost.estimate import EstimateTable
 from autotune.cost.table import Floats
 from autotune.search.residual import EVERYTHING, Evidence, Fit, Learning, carried_prior, fit
@@ -27,15 +27,16 @@ OOM_NOISE = 0.05
 TRANSFERRED_PEAK_NOISE = 0.1
 """Another tuning's peak as evidence for this one."""
 
-LIMIT_OVER_SAFE, LIMIT_SD = 1.13, 0.06
-"""Where plans of a predicted peak run out of memory as often as not, over the safe limit (`capacity_bytes`), and how
-sharply (ln): between 66 and 77 GiB of 80 in the nanotron sweep."""
+LIMIT_SD = 0.06
+"""How sharply (ln) plans of a known peak begin to run out of memory around `capacity_bytes`."""
 
 HARMLESS = 0.5
 """Share of a peak's deviation from its prediction that is cache: an allocator gives it back before it fails."""
 
-SAFE, MAY_FIT = 0.98, 0.5
-"""A plan is called fitting at the first probability, and is weighed at all at the second."""
+SAFE = 0.98
+"""From this probability on a plan is safe to be recommended without a trial."""
+
+NOTHING = Evidence(points=np.zeros((0, 0)), slopes=np.zeros((0, 0)), residuals=np.zeros(0), noise_sd=np.zeros(0))
 
 
 @dataclass(frozen=True, eq=False, slots=True)
@@ -79,13 +80,16 @@ def peaks(
     """
     slopes = term_shares(estimates)
     spread = np.diag(np.array(list(PRIOR_SD.values())) ** 2)
+    doubt = max(estimates.memory_sd**2 - LIMIT_SD**2, 0.0)  # of a framework whose memory is less well known
+    spread[0, 0] += doubt
     noise_sd = np.full(len(log_peaks), TRANSFERRED_PEAK_NOISE)
     carried, prior = carried_prior(shares.reshape(-1, slopes.shape[1]), log_peaks, noise_sd, spread)
     if not learning.calibration:
         carried, prior = np.zeros_like(carried), np.zeros_like(prior)
     amplitude = AMPLITUDE if learning.residual else 0.0
     predicted = np.log(np.maximum(estimates.reserved_bytes, 1.0)) + slopes @ carried
-    limit = float(np.log(estimates.capacity_bytes * LIMIT_OVER_SAFE))
+    limit = float(np.log(estimates.capacity_bytes))
+    needed = np.log(np.maximum(estimates.needed_bytes - estimates.overhead_bytes, 1.0)) + slopes @ carried
     rows = np.array([i for i, _ in measured], dtype=np.intp)
     residuals = np.log(np.array([found for _, found in measured], dtype=np.float64)) - predicted[rows]
 
@@ -97,12 +101,15 @@ def peaks(
     found = conditioned(rows, residuals, noise)
     if out_of_memory:
         failed = np.array(out_of_memory, dtype=np.intp)
-        mean = predicted[failed] + slopes[failed] @ found.parameters + found.alike(points[failed])
+        mean = needed[failed] + slopes[failed] @ found.parameters + found.alike(points[failed])
         failed = failed[mean < limit + OOM_NOISE]
         rows = np.concatenate([rows, failed])
-        residuals = np.concatenate([residuals, limit + OOM_NOISE - predicted[failed]])
+        residuals = np.concatenate([residuals, limit + OOM_NOISE - needed[failed]])
         found = conditioned(rows, residuals, noise + [OOM_NOISE] * len(failed))
-    shift = slopes @ found.parameters + found.alike(points)
-    needed = predicted + (1.0 - HARMLESS) * shift
-    p_fits = ndtr((limit - needed) / LIMIT_SD)
-    return Peaks(np.exp(predicted + shift), np.asarray(p_fits, dtype=np.float64))
+    alike, sd = found.predict(points, slopes)
+    shift = slopes @ found.parameters + alike
+    needed = needed + (1.0 - HARMLESS) * shift
+    _, before = fit(NOTHING, spread, amplitude).predict(points, slopes)
+    left = (sd / before) ** 2 if learning.calibration else np.ones(len(points))  # of the doubt, after what was measured
+    own = np.sqrt(LIMIT_SD**2 + doubt * left)
+    return Peaks(np.exp(predicted + shift), p_fits(np.exp(needed), float(np.exp(limit)), own))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from enum import StrEnum
 from functools import cached_property
@@ -12,8 +12,20 @@ import numpy as np
 import numpy.typing as npt
 
 from autotune.cost.parameters import layer_counts
-from autotune.cost.table import GPIPE, INTERLEAVED, ONE_F_ONE_B, SCHEDULES, BoolColumn, PlanTable
-from autotune.specs import ClusterSpec, DType, ModelSpec, Workload
+from autotune.cost.speeds import attention_of
+from autotune.cost.table import (
+    GPIPE,
+    INTERLEAVED,
+    ONE_F_ONE_B,
+    OP,
+    SCHEDULES,
+    SELECTIVE,
+    BoolColumn,
+    PlanTable,
+    module_bits,
+    modules_of,
+)
+from autotune.specs import ClusterSpec, DType, FrameworkName, ModelSpec, Module, Workload
 
 Integers = npt.NDArray[np.int64]
 
@@ -56,6 +68,12 @@ class Case:
         """m, rounded down where the batch does not divide (another rule refuses that)."""
         return self.workload.global_batch // self.sequences
 
+    @property
+    def folds(self) -> BoolColumn:
+        """Whether experts are laid out over tp * cp * dp, not over dp * cp (Megatron-Core, MoE parallel folding)."""
+        folding = self.workload.framework in FOLDING and self.model.experts > 0 and self.runtime is Runtime.ANY
+        return _all_rows(self, folding)
+
     @cached_property
     def shards(self) -> Integers:
         """dp * cp."""
@@ -93,7 +111,49 @@ def _torch_only(broken: Callable[[Case], BoolColumn], reason: Callable[[Case, in
     return Rule(lambda case: broken(case) if case.runtime is Runtime.TORCH else _all_rows(case, False), reason)
 
 
+MEGATRONS = frozenset(
+    {
+        FrameworkName.MEGATRON, FrameworkName.NEMO, FrameworkName.MEGATRON_BRIDGE, FrameworkName.MEGATRON_2021,
+        FrameworkName.MEGATRON_DEEPSPEED,
+    }
+)  # fmt: skip
+TODAYS = MEGATRONS - {FrameworkName.MEGATRON_2021, FrameworkName.MEGATRON_DEEPSPEED}
+FOLDING = TODAYS | {FrameworkName.TORCH}
+"""Frameworks whose experts have ranks of their own layout; for `torch` any framework may run the plan."""
+
+NANOTRON, FSDP, DEEPSPEED = FrameworkName.NANOTRON, FrameworkName.FSDP, FrameworkName.DEEPSPEED
+
+
+def _of(
+    frameworks: Collection[FrameworkName], broken: Callable[[Case], BoolColumn], reason: Callable[[Case, int], str]
+) -> Rule:
+    """A limit of some frameworks; holds where the workload names one of them."""
+    return Rule(
+        lambda case: broken(case) if case.workload.framework in frameworks else _all_rows(case, False),
+        lambda case, i: f"{case.workload.framework.value}: {reason(case, i)}",
+    )
+
+
+def _unavailable(case: Case) -> bool:
+    wanted = case.workload.attention
+    return wanted is not None and attention_of(case.cluster.device, wanted) is not wanted
+
+
 MODEL_RULES = (
+    Rule(
+        lambda case: _all_rows(case, _unavailable(case)),
+        lambda case, i: f"attention {case.workload.attention} does not run on {case.cluster.device.name}",
+    ),
+    _of(
+        {NANOTRON},
+        lambda case: _all_rows(case, case.model.experts > 0 or case.model.latent_attention is not None),
+        lambda case, i: "its Llama model has neither experts nor latent attention",
+    ),
+    _of(
+        {NANOTRON, DEEPSPEED},
+        lambda case: _all_rows(case, case.workload.dtype is DType.FP8),
+        lambda case, i: "it does not train in fp8",
+    ),
     _torch_only(
         lambda case: _all_rows(case, case.model.experts > 0),
         lambda case, i: f"the step probe trains dense models only, not {case.model.experts} experts",
@@ -107,8 +167,12 @@ MODEL_RULES = (
         lambda case, i: "the step probe trains models whose layers are all full attention and an MLP",
     ),
     _torch_only(
-        lambda case: _all_rows(case, DType.FP8 in {case.workload.dtype, case.workload.grad_dtype}),
+        lambda case: _all_rows(case, case.workload.dtype is DType.FP8),
         lambda case, i: "the step probe trains in fp32, bf16 and fp16, not fp8",
+    ),
+    _torch_only(
+        lambda case: _all_rows(case, bool(case.workload.not_probed())),
+        lambda case, i: f"the step probe cannot have {case.workload.not_probed()}",
     ),
     Rule(
         lambda case: _all_rows(case, 0 < case.model.max_positions < case.workload.seq_len),
@@ -133,7 +197,7 @@ DEGREE_RULES = (
     # Frameworks pad the vocabulary to a multiple of tp; the step probe trains the model as it is.
     _not_divisible("vocab", lambda case: case.model.vocab if case.runtime is Runtime.TORCH else 0),
     Rule(
-        lambda case: case.chunks > case.model.layers,
+        lambda case: case.chunks > case.model.layers + (2 if case.workload.framework in TODAYS else 0),
         lambda case, i: f"layers {case.model.layers} are fewer than pp {case.table.pp[i]} * vpp {case.table.vpp[i]}",
     ),
     _torch_only(
@@ -157,8 +221,25 @@ DEGREE_RULES = (
         ),
     ),
     Rule(
-        lambda case: case.shards % case.table.ep != 0,
+        lambda case: (case.shards % case.table.ep != 0) & ~case.folds,
         lambda case, i: f"dp {case.table.dp[i]} * cp {case.table.cp[i]} is not divisible by ep {case.table.ep[i]}",
+    ),
+    Rule(
+        lambda case: (
+            case.shards * case.table.tp % (case.table.ep.astype(np.int64) * np.maximum(case.table.etp, 1)) != 0
+        ),
+        lambda case, i: (
+            f"tp {case.table.tp[i]} * dp {case.table.dp[i]} * cp {case.table.cp[i]} is not divisible by "
+            f"ep {case.table.ep[i]} * etp {max(case.table.etp[i], 1)}"
+        ),
+    ),
+    Rule(
+        lambda case: (case.table.etp > 0) & (case.table.etp != case.table.tp) & ~case.folds,
+        lambda case, i: (
+            f"etp {case.table.etp[i]}: {case.workload.framework.value} divides experts by tp {case.table.tp[i]}"
+            if case.model.experts
+            else f"etp {case.table.etp[i]} needs a mixture of experts"
+        ),
     ),
     Rule(
         lambda case: case.workload.global_batch % case.sequences != 0,
@@ -169,7 +250,103 @@ DEGREE_RULES = (
     ),
 )
 
+FRAMEWORK_RULES = (
+    _of(
+        MEGATRONS | {DEEPSPEED},
+        lambda case: (case.table.pp > 1) & (case.table.schedule == GPIPE),
+        lambda case, i: "it has no GPipe schedule: use 1f1b",
+    ),
+    _of(
+        TODAYS | {DEEPSPEED},
+        lambda case: (case.table.pp > 1) & (case.table.zero_stage > 1),
+        lambda case, i: f"zero_stage {case.table.zero_stage[i]} and a pipeline exclude each other",
+    ),
+    _of(
+        {NANOTRON, FrameworkName.MEGATRON_2021, FrameworkName.MEGATRON_DEEPSPEED},
+        lambda case: case.table.zero_stage > 1,
+        lambda case, i: f"it has ZeRO-0 and ZeRO-1, not {case.table.zero_stage[i]}",
+    ),
+    _of(
+        {FrameworkName.MEGATRON_2021, FrameworkName.MEGATRON_DEEPSPEED, NANOTRON, DEEPSPEED},
+        lambda case: case.table.cp > 1,
+        lambda case, i: f"it has no context parallelism: cp {case.table.cp[i]}",
+    ),
+    _of(
+        {NANOTRON, DEEPSPEED, FrameworkName.MEGATRON_DEEPSPEED},
+        lambda case: case.table.vpp > 1,
+        lambda case, i: f"it has no interleaved schedule: vpp {case.table.vpp[i]}",
+    ),
+    _of(
+        {NANOTRON, DEEPSPEED},
+        lambda case: case.table.recompute == SELECTIVE,
+        lambda case, i: "it recomputes whole layers only",
+    ),
+    _of(
+        {NANOTRON},
+        lambda case: (case.table.schedule == ONE_F_ONE_B) & (case.micro_batches < case.table.pp - 1),
+        lambda case, i: (
+            f"its 1F1B engine needs at least pp - 1 = {case.table.pp[i] - 1} micro-batches a step, not "
+            f"{case.micro_batches[i]}"
+        ),
+    ),
+    _of(
+        {DEEPSPEED},
+        lambda case: (case.table.tp > 1) & ((case.table.pp > 1) | (case.table.zero_stage > 2)),
+        lambda case, i: "its tensor parallelism (AutoTP) goes with neither a pipeline nor ZeRO-3",
+    ),
+    _of(
+        {DEEPSPEED, FrameworkName.MEGATRON_DEEPSPEED},
+        lambda case: case.table.sequence_parallel,
+        lambda case, i: "its tensor parallelism has no sequence parallelism",
+    ),
+    _of(
+        TODAYS,
+        lambda case: (case.table.tp > 1) & ~case.table.sequence_parallel & (case.model.experts > 0),
+        lambda case, i: "a mixture of experts and tensor parallelism need sequence_parallel",
+    ),
+    _of(
+        {FSDP},
+        lambda case: (case.shards > 1) & (case.table.zero_stage == 1),
+        lambda case, i: "it shards gradients too: zero_stage 2 or 3, not 1",
+    ),
+    _of(
+        {FSDP},
+        lambda case: (case.table.zero_stage == 0) & (case.table.dp > 1) & (case.table.dp != case.cluster.devices),
+        lambda case, i: "its plain data parallelism combines with no other axis: zero_stage 2 or 3",
+    ),
+    _of(
+        {FSDP},
+        lambda case: (case.table.tp > 1) & ~case.table.sequence_parallel,
+        lambda case, i: "its tensor parallelism is always sequence parallel",
+    ),
+)
+NEEDED: dict[Module, tuple[str, Callable[[ModelSpec], bool]]] = {
+    Module.MOE_ACT: ("a mixture of experts", lambda model: model.experts > 0),
+    Module.MOE: ("a mixture of experts", lambda model: model.experts > 0),
+    Module.SHARED_EXPERTS: ("shared experts", lambda model: model.shared_experts > 0),
+    Module.MLA_UP_PROJ: ("latent attention", lambda model: model.latent_attention is not None),
+    Module.MLP: ("layers without experts", lambda model: layer_counts(model)[0] > 0),
+}
+"""Modules that not every model has."""
+
+
+def _missing_modules(case: Case) -> tuple[Module, ...]:
+    return tuple(module for module, (_, has) in NEEDED.items() if not has(case.model))
+
+
 CHOICE_RULES = (
+    _torch_only(
+        lambda case: (case.table.recompute == OP) | (case.table.recompute_modules != 0),
+        lambda case, i: "the step probe recomputes the attention core or whole layers only",
+    ),
+    Rule(
+        lambda case: (case.table.recompute_modules & module_bits(_missing_modules(case))) != 0,
+        lambda case, i: next(
+            f"recompute_modules {module.value} needs {NEEDED[module][0]}"
+            for module in modules_of(int(case.table.recompute_modules[i]))
+            if module in _missing_modules(case)
+        ),
+    ),
     Rule(
         lambda case: case.table.sequence_parallel & (case.table.tp == 1),
         lambda case, i: "sequence_parallel needs tp > 1",
@@ -212,7 +389,7 @@ CHOICE_RULES = (
     Rule(
         lambda case: (
             (case.table.schedule == INTERLEAVED) & (case.model.layers % case.chunks != 0)
-            if case.runtime is Runtime.ANY
+            if case.runtime is Runtime.ANY and case.workload.framework not in TODAYS
             else _all_rows(case, False)
         ),
         lambda case, i: (
@@ -229,5 +406,8 @@ CHOICE_RULES = (
     ),
 )
 
-RULES = (*MODEL_RULES, *DEGREE_RULES, *CHOICE_RULES)
+ANY_RULES = (*MODEL_RULES, *DEGREE_RULES, *CHOICE_RULES)
+"""The rules of every framework."""
+
+RULES = (*ANY_RULES, *FRAMEWORK_RULES)
 """All rules, the most telling first: a plan's reason is the first one that it breaks."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
 import numpy as np
@@ -20,13 +20,24 @@ from autotune.specs import Plan, SamplerName
 __all__ = ["Alternative", "FixedOrder", "PlanSampler", "SamplerName", "alternative", "distributions"]
 
 
+def parameters_of(plan: Plan) -> dict[str, Any]:
+    """A plan's fields as an Optuna study keeps them, which has no lists."""
+    return plan.to_data() | {"recompute_modules": "+".join(plan.recompute_modules)}
+
+
+def plan_of(parameters: Mapping[str, Any]) -> Plan:
+    """The plan of such fields."""
+    modules = [name for name in parameters["recompute_modules"].split("+") if name]
+    return Plan.from_data({**parameters, "recompute_modules": modules}, "trial parameters")
+
+
 def distributions(table: PlanTable) -> dict[str, CategoricalDistribution]:
     """One categorical parameter for each field of a plan, with the values that occur in the table."""
     found = {}
     for name in COLUMNS:
         # One row that has each value tells the value as a plan spells it.
         rows = np.unique(getattr(table, name), return_index=True)[1]
-        found[name] = CategoricalDistribution([table.plan(int(row)).to_data()[name] for row in rows])
+        found[name] = CategoricalDistribution([parameters_of(table.plan(int(row)))[name] for row in rows])
     return found
 
 
@@ -52,12 +63,12 @@ class PlanSampler(BaseSampler):
     ) -> dict[str, Any]:
         """The next plan; the best one again when every plan was tried."""
         if self.chosen is not None:
-            return self.chosen.to_data()
+            return parameters_of(self.chosen)
         choice = self._search.next()
         if choice is not None:
-            return self._search.table.plan(choice.row).to_data()
+            return parameters_of(self._search.table.plan(choice.row))
         best = self._search.best
-        return (best.plan if best else self._search.table.plan(0)).to_data()
+        return parameters_of(best.plan if best else self._search.table.plan(0))
 
     def sample_independent(
         self, study: optuna.Study, trial: FrozenTrial, param_name: str, param_distribution: BaseDistribution
@@ -76,7 +87,7 @@ DRAWS = {SamplerName.TPE: 20, SamplerName.GP: 1}
 The Gaussian process suggests the same again until it learns something."""
 
 _DEGREES = ("tp", "pp", "cp", "ep", "vpp", "micro_batch", "zero_stage")
-_SWITCHES = ("recompute", "sequence_parallel", "schedule")
+_SWITCHES = ("recompute", "recompute_modules", "sequence_parallel", "schedule")
 
 
 class FiniteStudy:
@@ -100,7 +111,7 @@ class FiniteStudy:
     """
 
     def __init__(self, name: SamplerName, plans: Sequence[Plan], *, seed: int) -> None:
-        data = {plan: plan.to_data() for plan in sorted(plans, key=lambda plan: plan.key)}
+        data = {plan: parameters_of(plan) for plan in sorted(plans, key=lambda plan: plan.key)}
         self._values = {field: sorted({row[field] for row in data.values()}) for field in (*_DEGREES, *_SWITCHES)}
         self._fields = [field for field, values in self._values.items() if len(values) > 1]
         self._point_of = {plan: self._point(row) for plan, row in data.items()}

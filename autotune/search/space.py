@@ -3,15 +3,25 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from functools import reduce
 
 import numpy as np
 import numpy.typing as npt
 
-from autotune.cost.table import COLUMNS, GPIPE, INTERLEAVED, RECOMPUTES, SCHEDULES, BoolColumn, PlanTable
+from autotune.cost.table import (
+    COLUMNS,
+    GPIPE,
+    INTERLEAVED,
+    RECOMPUTES,
+    SCHEDULES,
+    BoolColumn,
+    PlanTable,
+    module_bits,
+)
 from autotune.errors import InputError
-from autotune.search.rules import RULES, Case, Runtime
-from autotune.specs import ClusterSpec, ModelSpec, Plan, Recompute, Schedule, Space, Workload
+from autotune.search.rules import ANY_RULES, FRAMEWORK_RULES, FSDP, RULES, TODAYS, Case, Rule, Runtime
+from autotune.specs import ClusterSpec, FrameworkName, ModelSpec, Plan, Recompute, Schedule, Space, Workload
 
 __all__ = ["Runtime", "illegal_mask", "illegal_reason", "illegal_reasons", "legal_plans"]
 Options = Sequence[Mapping[str, int | bool]]
@@ -61,23 +71,41 @@ def legal_plans(
     form (micro-batch 1, no sharding, GPipe) is illegal has no legal form, so nothing is lost.
     """
 
-    def keep(table: PlanTable) -> PlanTable:
-        return table.take(~illegal_mask(model, cluster, workload, table, runtime))
+    def keep(table: PlanTable, rules: Sequence[Rule] = ANY_RULES) -> PlanTable:
+        case = Case(model, cluster, workload, runtime, table)
+        return table.take(~reduce(np.logical_or, (rule.broken(case) for rule in rules)))
 
     table = keep(_layouts(cluster.devices, model.layers, space))
     batches = divisors(workload.global_batch)
     table = keep(_expanded(table, _field("micro_batch", batches, space.micro_batch)))
     table = keep(_expanded(table, _field("ep", divisors(model.experts) if model.experts else [1], space.ep)))
-    table = keep(_expanded(table, _pipelines(model, space, runtime)))
+    if model.experts and workload.framework in TODAYS:
+        folded = table.take((table.tp > 1) & (table.ep > 1))
+        ones = replace(folded, etp=np.ones(len(folded), dtype=np.int32))
+        table = PlanTable.concat([table, keep(ones)])
+    table = keep(_expanded(table, _pipelines(model, workload, space, runtime)))
     table = keep(_expanded(table, _field("sequence_parallel", [False, True], space.sequence_parallel)))
     table = keep(_expanded(table, _field("zero_stage", [0, 1, 2, 3], space.zero_stage)))
-    codes = [RECOMPUTES.index(value) for value in RECOMPUTES if space.recompute is None or value in space.recompute]
-    table = _expanded(table, [{"recompute": code} for code in codes])
+    table = _expanded(table, _recomputes(workload, space))
+    if space.recompute_modules or (space.recompute and Recompute.OP in space.recompute):  # the others are always legal
+        table = keep(table)
+    if workload.framework is not FrameworkName.TORCH:
+        table = keep(table, FRAMEWORK_RULES)
     if runtime is not Runtime.ANY:
         return table
+    if workload.framework in TODAYS:
+        table = table.take(_even(model, table))
     # GPipe with one micro-batch is the same order of work as 1F1B, which is listed.
     one = table.dp.astype(np.int64) * table.micro_batch == workload.global_batch
     return table.take(~(one & (table.schedule == GPIPE)))
+
+
+def _even(model: ModelSpec, table: PlanTable) -> BoolColumn:
+    """Interleaved plans with equal chunks, the two ends counted or not: others run, but nobody would choose them."""
+    chunks = table.pp.astype(np.int64) * table.vpp
+    even: BoolColumn = (model.layers % chunks == 0) | ((model.layers + 2) % chunks == 0)
+    listed: BoolColumn = (table.schedule != INTERLEAVED) | even
+    return listed
 
 
 def divisors(number: int) -> list[int]:
@@ -100,18 +128,36 @@ def _layouts(devices: int, layers: int, space: Space) -> PlanTable:
     tp, pp, dp, cp = np.array(found, dtype=np.int32).reshape(-1, 4).T
     one, off = np.ones(len(found), dtype=np.int32), np.zeros(len(found), dtype=np.int8)
     schedule = np.where(pp > 1, GPIPE, SCHEDULES.index(Schedule.ONE_F_ONE_B)).astype(np.int8)
-    return PlanTable(tp, pp, dp, cp, one, one, one, off, off, off.astype(np.bool_), schedule)
+    return PlanTable(tp, pp, dp, cp, one, one, one, off, off, off.astype(np.bool_), schedule, off, off.astype(np.int32))
 
 
-def _pipelines(model: ModelSpec, space: Space, runtime: Runtime) -> Options:
+def _pipelines(model: ModelSpec, workload: Workload, space: Space, runtime: Runtime) -> Options:
     """The schedules with the numbers of chunks that they can have."""
-    chunks = divisors(model.layers) if runtime is Runtime.ANY else range(1, model.layers + 1)
+    chunks: Sequence[int] = divisors(model.layers) if runtime is Runtime.ANY else range(1, model.layers + 1)
+    if runtime is Runtime.ANY and workload.framework in TODAYS:
+        chunks = sorted({*chunks, *divisors(model.layers + 2)})
     return [
         {"schedule": code, "vpp": vpp}
         for code, schedule in enumerate(SCHEDULES)
         if space.schedule is None or schedule in space.schedule
         for vpp in (chunks if code == INTERLEAVED else [1])
         if _allowed(vpp, space.vpp)
+    ]
+
+
+def _recomputes(workload: Workload, space: Space) -> Options:
+    """The kinds of recomputation; selective of each set of modules that is asked for, else of the attention core.
+
+    `op` is torchtitan's in place of selective, and counts elsewhere only where it is asked for.
+    """
+    middle = Recompute.OP if workload.framework is FSDP else Recompute.SELECTIVE
+    chosen = space.recompute or (Recompute.NONE, middle, Recompute.FULL)
+    sets = space.recompute_modules or ((),)
+    return [
+        {"recompute": code, "recompute_modules": module_bits(modules)}
+        for code, kind in enumerate(RECOMPUTES)
+        if kind in chosen
+        for modules in (sets if kind is Recompute.SELECTIVE else ((),))
     ]
 
 
@@ -166,7 +212,7 @@ def require_bounded(model: ModelSpec, cluster: ClusterSpec, workload: Workload, 
     if layouts > MAX_LAYOUTS:
         raise InputError("cluster.nodes", cluster.nodes, f"{layouts} layouts are more than {MAX_LAYOUTS}: {_FEWER}")
     plain = len(legal_plans(model, cluster, workload, PLAIN, runtime))
-    chunks = model.layers if runtime is Runtime.TORCH else len(divisors(model.layers))
+    chunks = model.layers if runtime is Runtime.TORCH else len(divisors(model.layers)) + len(divisors(model.layers + 2))
     experts = len(divisors(model.experts)) if model.experts else 1
     plans = plain * experts * (chunks + 2) * CHOICES
     if plans > MAX_PLANS:

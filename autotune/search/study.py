@@ -12,7 +12,7 @@ import optuna
 from optuna.trial import TrialState as OptunaState
 
 from autotune.search.core import Search
-from autotune.search.sampler import Alternative, PlanSampler
+from autotune.search.sampler import Alternative, PlanSampler, parameters_of, plan_of
 from autotune.specs import Plan, StepReading, Trial, TrialState
 
 _STATES = {
@@ -88,7 +88,7 @@ class PlanStudy:
     def _next(self, chosen: Plan | None) -> Asked:
         self._sampler.chosen = chosen
         trial = self._study.ask(fixed_distributions=dict(self._sampler.space))
-        plan = Plan.from_data(trial.params, "trial parameters")
+        plan = plan_of(trial.params)
         self._known[trial.number] = plan
         self._search.expect(plan)
         return Asked(number=trial.number, plan=plan)
@@ -98,7 +98,7 @@ class PlanStudy:
         while len(self._study.get_trials(deepcopy=False)) < trial.number:  # numbers that no trial has
             self._study.add_trial(optuna.trial.create_trial(state=OptunaState.FAIL))
         space = self._sampler.space if self._search.table.find(trial.plan) is not None else {}
-        params = trial.plan.to_data() if space else {}
+        params = parameters_of(trial.plan) if space else {}
         adopted = optuna.trial.create_trial(state=OptunaState.RUNNING, params=params, distributions=dict(space))
         self._study.add_trial(adopted)
         self._known[trial.number] = trial.plan

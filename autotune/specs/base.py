@@ -94,9 +94,13 @@ class Spec(BaseModel):
 
     def digest(self, *, without: frozenset[str] = frozenset()) -> str:
         """The first 16 hex digits of the SHA-256 of the canonical JSON, less the fields in `without`."""
-        data = {key: value for key, value in self.to_data().items() if key not in without}
-        text = json.dumps(data, sort_keys=True, separators=(",", ":"))
-        return hashlib.sha256(text.encode()).hexdigest()[:16]
+        return digest_of({key: value for key, value in self.to_data().items() if key not in without})
+
+
+def digest_of(data: dict[str, Any]) -> str:
+    """The first 16 hex digits of the SHA-256 of plain data as canonical JSON."""
+    text = json.dumps(data, sort_keys=True, separators=(",", ":"))
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
 def mismatch(field: str, value: object, allowed: str) -> PydanticCustomError:

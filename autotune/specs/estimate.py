@@ -55,9 +55,11 @@ class Estimate(Spec):
     `mfu` counts model FLOPs only (causal attention at half of s²) over the device's dense peak; None where no
     peak is known. `worst_stage` is the pipeline stage (0-based) with the largest memory.
 
-    `peak_memory_bytes` is all that counts against the device's memory; `reserved_bytes` what the allocator will have
-    reserved of it, `allocated_bytes` what tensors take at most, and `p_fits` the probability that it fits.
-    `step_time_interval_s` holds the step time with 90 % probability. `framework` names the assumptions behind it all.
+    `peak_memory_bytes` is all that counts against the device's memory. Of it the plan needs `needed_bytes`: the rest is
+    given back before allocations fail. A plan that needs `usable_bytes` fits as often as not; `fits` says on which side
+    this one is, `p_fits` how probably it fits. The allocator will have reserved `reserved_bytes`, and tensors take
+    `allocated_bytes`. `step_time_interval_s` and `peak_memory_interval_bytes` hold the true value with 90 %
+    probability. `framework` names the assumptions behind it all.
     """
 
     seconds: SecondsByPart
@@ -74,3 +76,6 @@ class Estimate(Spec):
     reserved_bytes: float | None = None
     allocated_bytes: float | None = None
     p_fits: float | None = None
+    needed_bytes: float | None = None
+    usable_bytes: float | None = None
+    peak_memory_interval_bytes: tuple[float, float] | None = None

@@ -3,24 +3,39 @@
 from __future__ import annotations
 
 from enum import StrEnum
-from typing import Annotated
+from typing import Annotated, Self
 
-from pydantic import Field
+from pydantic import Field, field_validator, model_validator
 
 from autotune.errors import InputError
-from autotune.specs.base import Spec
-from autotune.specs.model import Count
+from autotune.specs.base import Spec, mismatch
+from autotune.specs.model import Count, CountOrZero
 
 
 class Recompute(StrEnum):
     """Activation recomputation (Korthikanti et al. 2022, arXiv:2205.05198).
 
-    `selective` recomputes the attention core (scores and context); `full` keeps only each layer's input.
+    `selective` recomputes the attention core (scores and context), or the modules that the plan names; `full` keeps
+    only each layer's input. `op` keeps each layer's input, the context and every second product of its dense matrices
+    (torchtitan's `selective_ac_option = "op"`).
     """
 
     NONE = "none"
     SELECTIVE = "selective"
     FULL = "full"
+    OP = "op"
+
+
+class Module(StrEnum):
+    """What `selective` may recompute, in the words of Megatron-LM's --recompute-modules."""
+
+    CORE_ATTN = "core_attn"
+    LAYERNORM = "layernorm"
+    MOE_ACT = "moe_act"
+    MLA_UP_PROJ = "mla_up_proj"
+    MLP = "mlp"
+    MOE = "moe"
+    SHARED_EXPERTS = "shared_experts"
 
 
 class Schedule(StrEnum):
@@ -34,8 +49,10 @@ class Schedule(StrEnum):
 class Plan(Spec):
     """Degrees of tensor, pipeline, data, context and expert parallelism, and the choices that go with them.
 
-    The world is tp * pp * dp * cp ranks, tp innermost, pp outermost (Megatron's order tp-cp-ep-dp-pp); ep
-    takes its ranks from dp. `vpp` is the number of model chunks a pipeline rank holds.
+    The world is tp * pp * dp * cp ranks, tp innermost, pp outermost (Megatron's order tp-cp-ep-dp-pp). The
+    tp * cp * dp ranks of a stage are divided anew for experts: each expert is on `etp` ranks next to each other, and ep
+    such groups hold all of them. `etp` 0 is tp where ep divides dp * cp, else 1. `vpp` is the number of model chunks a
+    pipeline rank holds. `recompute_modules` are those of selective recomputation; none stands for the attention core.
     """
 
     tp: Count = 1
@@ -49,11 +66,32 @@ class Plan(Spec):
     recompute: Recompute = Recompute.NONE
     sequence_parallel: bool = False
     schedule: Schedule = Schedule.ONE_F_ONE_B
+    recompute_modules: tuple[Module, ...] = ()
+    etp: CountOrZero = 0
+
+    @field_validator("recompute_modules")
+    @classmethod
+    def _in_order(cls, modules: tuple[Module, ...]) -> tuple[Module, ...]:
+        """One spelling for each set of modules: in the order of their names, the default left out."""
+        ordered = tuple(sorted(set(modules)))
+        return () if ordered == (Module.CORE_ATTN,) else ordered
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        if self.recompute_modules and self.recompute is not Recompute.SELECTIVE:
+            allowed = f"modules go with recompute selective, not {self.recompute.value}"
+            raise mismatch("recompute_modules", "+".join(self.recompute_modules), allowed)
+        return self
 
     @property
     def world_size(self) -> int:
         """Ranks that the plan needs."""
         return self.tp * self.pp * self.dp * self.cp
+
+    @property
+    def expert_tp(self) -> int:
+        """Ranks that an expert is divided over."""
+        return self.etp or (1 if self.dp * self.cp % self.ep else self.tp)
 
     @property
     def key(self) -> str:
@@ -62,9 +100,10 @@ class Plan(Spec):
         parts += [
             f"{name}{value}" for name, value in (("cp", self.cp), ("ep", self.ep), ("vpp", self.vpp)) if value > 1
         ]
+        parts += [f"etp{self.etp}"] if self.etp else []
         parts += [f"mb{self.micro_batch}", f"zero{self.zero_stage}"]
         if self.recompute is not Recompute.NONE:
-            parts.append(f"rc-{self.recompute.value}")
+            parts.append("-".join(["rc", "+".join(self.recompute_modules) or self.recompute.value]))
         if self.sequence_parallel:
             parts.append("sp")
         if self.schedule is not Schedule.ONE_F_ONE_B:
@@ -73,7 +112,7 @@ class Plan(Spec):
 
     @classmethod
     def parse(cls, text: str, devices: int | None = None) -> Plan:
-        """Reads `tp=8,pp=4,micro_batch=1,...`; a missing dp is what is left of `devices`.
+        """Reads `tp=8,pp=4,micro_batch=1,...`; a missing dp is what is left of `devices`. Modules are joined by +.
 
         Raises:
             InputError: a key or value that cannot be used, or devices not divisible by tp*pp*cp.
@@ -85,7 +124,10 @@ class Plan(Spec):
                 raise InputError("--plan", item, "give key=value with keys " + ", ".join(cls.model_fields))
             if key in data:
                 raise InputError("--plan", item, "each key may be given once")
-            data[key] = _value(value)
+            modules = [name for name in value.split("+") if name]
+            data[key] = modules if key == "recompute_modules" else _value(value)
+        if data.get("recompute_modules"):
+            data.setdefault("recompute", Recompute.SELECTIVE.value)
         if int_of(data, "vpp") > 1:
             data.setdefault("schedule", Schedule.INTERLEAVED.value)
         if "dp" not in data and devices is not None:

@@ -13,7 +13,7 @@ from autotune.specs.cluster import ClusterSpec
 from autotune.specs.estimate import Estimate
 from autotune.specs.measurement import Failure, StepReading
 from autotune.specs.model import ModelSpec
-from autotune.specs.plan import Plan, Recompute, Schedule
+from autotune.specs.plan import Module, Plan, Recompute, Schedule
 from autotune.specs.workload import Workload
 
 
@@ -54,7 +54,11 @@ class SamplerName(StrEnum):
 
 
 class Space(Spec):
-    """Which plans a tuning may consider: the allowed values of each field. None means every legal value."""
+    """Which plans a tuning may consider: the allowed values of each field. None means every legal value.
+
+    Two fields are wider than that: `op` is tried only where `recompute` names it, and selective recomputation of other
+    modules than the attention core only where `recompute_modules` names them.
+    """
 
     tp: tuple[int, ...] | None = None
     pp: tuple[int, ...] | None = None
@@ -66,6 +70,7 @@ class Space(Spec):
     recompute: tuple[Recompute, ...] | None = None
     sequence_parallel: tuple[bool, ...] | None = None
     schedule: tuple[Schedule, ...] | None = None
+    recompute_modules: tuple[tuple[Module, ...], ...] | None = None
 
 
 class Budget(Spec):

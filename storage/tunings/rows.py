@@ -33,6 +33,7 @@ from storage.tunings.tables import (
     CollectiveRow,
     FailureColumns,
     LayerRow,
+    PlanColumns,
     ProfileRow,
     RankCommRow,
     RankRow,
@@ -135,7 +136,8 @@ def trial_of(row: TrialRow) -> Trial:
 
 def plan_columns(plan: Plan) -> dict[str, Any]:
     """A plan as the columns of PlanColumns."""
-    return {"plan_key": plan.key, "plan_json": plan.to_json(), **plan.to_data()}
+    fields = {name: value for name, value in plan.to_data().items() if name in PlanColumns.__annotations__}
+    return {"plan_key": plan.key, "plan_json": plan.to_json(), **fields}
 
 
 def failure_columns(failure: Failure | None) -> dict[str, Any]:

@@ -21,7 +21,8 @@ Choice = tuple[str, object]
 
 def pairs(plan: Plan) -> set[tuple[Choice, Choice]]:
     """Every two choices that the plan makes, such as tp = 2 with ZeRO stage 3."""
-    return set(combinations(sorted(plan.to_data().items()), 2))
+    fields = {name: str(value) for name, value in plan.to_data().items()}
+    return set(combinations(sorted(fields.items()), 2))
 
 
 def pairwise_cover(plans: Sequence[Plan]) -> list[Plan]:

@@ -11,7 +11,7 @@ from autotune.backtest.groups import group_runs
 from autotune.backtest.runs import RunStatus, read_runs
 from autotune.catalog.published import published_cluster
 from autotune.errors import InputError
-from autotune.specs import CollectiveOp, DType, Failure, FailureKind, Plan, Schedule, StepReading
+from autotune.specs import CollectiveOp, Failure, FailureKind, Plan, Schedule, StepReading
 
 GIB = 2**30
 
@@ -29,7 +29,7 @@ def test_a_row_becomes_specs_and_a_result(tmp_path: Path) -> None:
     )  # fmt: skip
     assert (run.model.layers, run.model.gated, run.model.tied, run.model.kv_heads) == (12, False, True, 12)
     assert (run.cluster.devices, run.cluster.device.name) == (8, "a100-80gb-sxm")
-    assert (run.workload.seq_len, run.workload.global_batch, run.workload.grad_dtype) == (1024, 64, DType.FP32)
+    assert (run.workload.seq_len, run.workload.global_batch, run.workload.grad_dtype) == (1024, 64, None)
     assert (run.tokens_per_s_per_gpu, run.reserved_bytes, run.allocated_bytes) == (7000, 20 * GIB, 15 * GIB)
 
 

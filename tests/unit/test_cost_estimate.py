@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 
 from autotune.catalog import cluster_from_shorthand, model
+from autotune.cost.capacity import device_bytes
 from autotune.cost.estimate import EstimateTable, estimate, estimate_table
 from autotune.cost.framework import NANOTRON, TORCH, Framework
-from autotune.cost.speeds import needed_bytes
 from autotune.cost.table import COLUMNS, PlanTable
 from autotune.cost.work import model_flops_per_token
 from autotune.errors import IllegalPlanError, MissingMeasurementError
@@ -63,9 +63,7 @@ def test_parts_sum_to_the_whole_exactly(table: PlanTable, estimates: EstimateTab
         row = estimates.row(i)
         assert sum(row.seconds.to_data().values()) == row.step_time_s
         assert sum(row.bytes.to_data().values()) == row.peak_memory_bytes
-        assert row.fits == (
-            needed_bytes(row.peak_memory_bytes, estimates.overhead_bytes) <= CLUSTER.device.memory_bytes
-        )
+        assert row.fits == (device_bytes(row.needed_bytes, estimates.overhead_bytes) <= CLUSTER.device.memory_bytes)
 
 
 def test_no_part_is_negative(estimates: EstimateTable) -> None:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 
 from autotune.catalog import cluster_from_shorthand, model
 from autotune.cost.estimate import estimate
 from autotune.errors import InputError
-from autotune.specs import Estimate, ModelSpec, Plan, Workload
+from autotune.search.space import illegal_reason, legal_plans
+from autotune.specs import DType, Estimate, FrameworkName, ModelSpec, Plan, Schedule, Workload
 
 DEEPSEEK = ModelSpec.from_data(model("deepseek-v3").to_data() | {"expert_nodes": 0})
 """Without its routing limit."""
@@ -64,3 +66,54 @@ def test_routing_needs_experts_and_models_without_it_keep_their_key() -> None:
     later = {"mixers", "mlp_layers", "moe_every", "expert_hidden", "post_norms", "attention_gate", "indexer"}
     later |= {"expert_nodes", "expert_capacity"}
     assert DEEPSEEK.key == DEEPSEEK.digest(without=frozenset({"name", "source", *later}))
+
+
+QWEN = model("qwen3-235b-a22b")
+MEGATRON_WORK = Workload(seq_len=4096, global_batch=8192, framework=FrameworkName.MEGATRON)
+FOLDED = Plan(
+    tp=2, pp=8, dp=16, ep=32, vpp=4, zero_stage=1, sequence_parallel=True, schedule=Schedule.INTERLEAVED
+)  # fmt: skip
+
+
+def test_experts_are_laid_out_over_tp_and_dp_together() -> None:
+    """NVIDIA's best measured plan for Qwen3-235B on 256 H100: ep 32 with tp 2 and dp 16, an expert on one rank."""
+    cluster = cluster_from_shorthand("h100-80gb-sxm:32x8")
+    assert illegal_reason(QWEN, cluster, MEGATRON_WORK, FOLDED) is None
+    too_wide = illegal_reason(QWEN, cluster, MEGATRON_WORK, FOLDED.model_copy(update={"ep": 64}))
+    assert too_wide == "tp 2 * dp 16 * cp 1 is not divisible by ep 64 * etp 1"
+    fsdp = MEGATRON_WORK.model_copy(update={"framework": FrameworkName.FSDP})
+    assert illegal_reason(QWEN, cluster, fsdp, FOLDED) == "dp 16 * cp 1 is not divisible by ep 32"
+
+
+def test_an_expert_on_one_rank_keeps_its_exchange_inside_a_node() -> None:
+    """tp 2, ep 8: with experts divided by tp their groups span two nodes, on ranks of their own one."""
+    cluster, plan = cluster_from_shorthand("h100-80gb-sxm:32x8"), FOLDED.model_copy(update={"ep": 8})
+    folded = estimate(QWEN, cluster, MEGATRON_WORK, plan.model_copy(update={"etp": 1}))
+    divided = estimate(QWEN, cluster, MEGATRON_WORK, plan)
+    assert divided == estimate(QWEN, cluster, MEGATRON_WORK, plan.model_copy(update={"etp": 2}))
+    assert folded.seconds.ep < 0.6 * divided.seconds.ep
+    assert folded.seconds.tp < divided.seconds.tp  # nobody gathers eight copies of a token
+    assert folded.bytes.parameters > divided.bytes.parameters
+
+
+def test_plans_with_experts_on_ranks_of_their_own_are_listed_for_megatron_only() -> None:
+    cluster, work = cluster_from_shorthand("h100-80gb-sxm:1x8"), Workload(seq_len=512, global_batch=64)
+    spec = model("tiny-moe")
+    told = legal_plans(spec, cluster, work.model_copy(update={"framework": FrameworkName.MEGATRON}))
+    assert (told.etp == 1).any()
+    assert not legal_plans(spec, cluster, work).etp.any()
+    row = int(np.flatnonzero(told.etp == 1)[0])
+    assert ".etp1." in told.plan(row).key
+
+
+def test_tokens_go_out_in_8_bits_and_beside_computation_where_that_is_so() -> None:
+    work = WORK.model_copy(update={"dtype": DType.FP8, "framework": FrameworkName.MEGATRON_BRIDGE})
+    whole = Plan(dp=512, ep=32, zero_stage=1)  # one stage, so that the same one always sets the pace
+    narrow, wide = (estimate(DEEPSEEK, CLUSTER, item, whole).seconds.ep for item in (work, under_bf16(work)))
+    assert narrow == pytest.approx(0.75 * wide, rel=0.02)
+    beside = estimate(DEEPSEEK, CLUSTER, work.model_copy(update={"ep_overlap": True}), whole).seconds.ep
+    assert 0.24 * narrow <= beside < 0.6 * narrow
+
+
+def under_bf16(work: Workload) -> Workload:
+    return work.model_copy(update={"dtype": DType.BF16})

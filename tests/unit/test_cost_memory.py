@@ -9,7 +9,8 @@ import pytest
 
 from autotune.catalog import cluster_from_shorthand, model
 from autotune.cost.estimate import estimate, memory_table
-from autotune.cost.memory import MemoryModel, layer_token_bytes, optimizer_bytes
+from autotune.cost.framework import TORCH
+from autotune.cost.memory import MemoryModel, layer_tensors
 from autotune.cost.parameters import total_parameters
 from autotune.cost.pipeline import Stage, StageSlots, chunk_layers, cut_by_cost, in_flight, stage_slots, stages
 from autotune.cost.table import SCHEDULES, Layouts, PlanTable, Shapes, pieces
@@ -59,7 +60,7 @@ def test_activations_of_a_layer_are_korthikantis(
 
 def test_grouped_queries_and_gated_mlp_by_hand() -> None:
     """Llama-3 8B: 4 hidden inputs, q 4096, k and v 1024 each, context 4096, MLP 4 x 14336; log-sum-exp of 32 heads."""
-    found = layer_token_bytes(model("llama3-8b"), Workload(seq_len=8, global_batch=1), moe=False)
+    found = layer_tensors(model("llama3-8b"), Workload(seq_len=8, global_batch=1), moe=False).total
     assert found.whole == 2 * 4 * 4096
     assert found.sharded == 2 * (4096 + 2 * 1024 + 4096 + 4 * 14336) + 4 * 32
 
@@ -74,7 +75,8 @@ def test_grouped_queries_and_gated_mlp_by_hand() -> None:
     ],
 )
 def test_optimizer_bytes_a_parameter(dtype: DType, optimizer: Optimizer, expected: int) -> None:
-    assert optimizer_bytes(Workload(seq_len=8, global_batch=8, dtype=dtype, optimizer=optimizer)) == expected
+    workload = Workload(seq_len=8, global_batch=8, dtype=dtype, optimizer=optimizer)
+    assert TORCH.optimizer_bytes(workload) == expected
 
 
 @pytest.mark.parametrize(
@@ -122,7 +124,7 @@ def test_tied_embedding_is_on_both_ends_but_once_on_one_rank() -> None:
     assert bytes_of(spec, workload, Plan()).parameters == 2 * total_parameters(spec)
     table = PlanTable.of([Plan(pp=12)])
     layouts = Layouts.of(table)
-    memory = MemoryModel(spec, workload, layouts, stage_slots(spec, layouts))
+    memory = MemoryModel(spec, workload, layouts, stage_slots(spec, layouts), Shapes.of(table, layouts, workload))
     first, last = memory.parameters.dense[0][0], memory.parameters.dense[-1][0]
     layer = (total_parameters(spec) - embedding - spec.max_positions * spec.hidden - 2 * spec.hidden) / 12
     assert first == layer + embedding + spec.max_positions * spec.hidden
@@ -201,9 +203,10 @@ def test_worst_stage_is_the_worst_of_all_stages(name: str, schedule: Schedule) -
             *(np.array([[float(x)] for x in column]) for column in zip(*(_facts(s) for s in held), strict=True)),
             heavy=len(held),
         )
-        _, rows = next(pieces(table, layouts, Shapes.of(table, layouts, workload), workload))
-        parts, stage = MemoryModel(spec, workload, layouts, stage_slots(spec, layouts)).peak(rows)
-        full_parts, full_stage = MemoryModel(spec, workload, layouts, every).peak(rows)
+        shapes = Shapes.of(table, layouts, workload)
+        _, rows = next(pieces(table, layouts, shapes, workload))
+        parts, stage = MemoryModel(spec, workload, layouts, stage_slots(spec, layouts), shapes).peak(rows)
+        full_parts, full_stage = MemoryModel(spec, workload, layouts, every, shapes).peak(rows)
         assert sum(parts.values()) == pytest.approx(sum(full_parts.values()))
         assert stage.tolist() == full_stage.tolist()
 

@@ -9,7 +9,7 @@ import pytest
 
 from autotune.catalog import cluster_from_shorthand
 from autotune.cost.framework import TORCH
-from autotune.cost.network import UNREAD, Network, geometry, ring_of, ring_steps, ring_traffic
+from autotune.cost.network import UNREAD, Network, distinct_share, geometry, ring_of, ring_steps, ring_traffic
 from autotune.errors import InputError, MissingMeasurementError
 from autotune.specs import ClusterSpec, CollectiveOp, Link, LinkFit, Profile
 
@@ -124,13 +124,25 @@ def test_all_to_all_sends_inside_what_is_there_and_across_what_is_elsewhere(intr
     assert cost.s_per_byte == pytest.approx(s_per_byte)
 
 
-@pytest.mark.parametrize(("few", "s_per_byte"), [(1.0, 0.5 / 20e9), (0.25, 0.125 / 20e9), (0.1, 0.875 / 240e9)])
-def test_what_is_sent_to_few_nodes_is_handed_on_inside_them(few: float, s_per_byte: float) -> None:
-    """A share of what crosses, 4/8 at 20e9; but seven eighths go over the link inside, of which large groups reach
-    0.8 * 300e9. Inside one node nothing is saved: of four ranks three quarters at 213e9."""
+@pytest.mark.parametrize(("most", "s_per_byte"), [(0, 0.5 / 20e9), (4, 0.25 / 20e9), (1, 0.0625 / 20e9)])
+def test_what_is_sent_to_few_nodes_is_handed_on_inside_them(most: int, s_per_byte: float) -> None:
+    """Half of eight copies cross at 20e9; to four nodes at most it is half of that, to one an eighth, but seven eighths
+    go over the link inside, of which large groups reach 0.8 * 300e9. Inside one node nothing is saved."""
     network = Network(cluster(2, 4, nics=4))
     sizes, strides = np.array([8.0, 4.0]), np.array([1.0, 1.0])
-    assert network.dispatched_s_per_byte(sizes, strides, few) == pytest.approx([s_per_byte, 0.75 / 213e9])
+    found = network.dispatched_s_per_byte(sizes, strides, 8, most)
+    assert found == pytest.approx([max(s_per_byte, 0.875 / 240e9), 0.75 / 213e9])
+
+
+def test_a_token_crosses_once_to_each_node_and_rank() -> None:
+    """Eight copies on two nodes reach 2 * (1 - 2^-8) of them, on four ranks 4 * (1 - 0.75^8)."""
+    assert distinct_share(2, 8) == pytest.approx(1.9921875 / 8)
+    assert distinct_share(1, 8) == 0.125
+    once = Network(cluster(2, 4, nics=4), framework=replace(TORCH, dispatches_once=True))
+    sizes, strides = np.array([8.0, 4.0]), np.array([1.0, 1.0])
+    crossing, inside = once.dispatched_s_per_byte(sizes, strides, 8, 0)
+    assert crossing == pytest.approx(0.5 / 20e9 * distinct_share(2, 8))
+    assert inside == pytest.approx(0.75 / 213e9 * distinct_share(4, 8))
 
 
 def test_a_fitted_layout_is_used_as_it_is() -> None:
@@ -276,3 +288,8 @@ def test_clusters_of_before_these_levels_were_known_keep_their_key() -> None:
     later = frozenset({"node_cores", "gpus_per_domain", "nodes_per_pod", "spine", "rails"})
     assert cluster.key == cluster.digest(without=frozenset({"name"}) | later)
     assert ClusterSpec.from_data(cluster.to_data() | {"rails": True}).key != cluster.key
+
+
+def test_a_group_wider_than_the_cluster_has_a_cost() -> None:
+    """An imported run may be laid out in a way that cannot be here; its estimate must not fail."""
+    assert geometry(8, 8, 8, 2).nodes == 2

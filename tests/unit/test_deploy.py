@@ -441,7 +441,8 @@ def test_selectors_select_their_pods() -> None:
 def test_an_api_without_database_is_not_ready_but_is_not_restarted() -> None:
     container = pods()["Deployment api"]["containers"][0]
     assert container["readinessProbe"]["httpGet"]["path"] == "/healthz"
-    assert "httpGet" not in container["livenessProbe"]
+    assert container["livenessProbe"]["httpGet"]["path"] == "/livez"  # which asks no database
+    assert container["startupProbe"]["httpGet"]["path"] == "/livez"
     assert str(container["ports"][0]["containerPort"]) in container["args"]
 
 

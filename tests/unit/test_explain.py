@@ -37,7 +37,7 @@ ESTIMATES = SETTING.estimates(TABLE)
 
 
 def best_row() -> int:
-    return int(np.argmin(np.where(ESTIMATES.fits, ESTIMATES.step_time_s, np.inf)))
+    return int(np.argmax(np.where(ESTIMATES.fits, ESTIMATES.tokens_per_s_per_gpu * ESTIMATES.p_fits, 0.0)))
 
 
 def reading(
@@ -122,8 +122,11 @@ def test_neighbours_change_one_thing_each_where_they_can_and_are_the_best_of_the
 def test_the_best_plan_loses_to_none_that_fits_and_wide_tp_loses_on_its_communication() -> None:
     own = TABLE.plan(best_row())
     found = losses(own, TABLE, ESTIMATES)
-    assert all(item.slower >= 0.0 for item in found if not item.refusal)
-    assert all("too much" in item.refusal for item in found if item.refusal)
+    worth = ESTIMATES.expected
+    rows = [TABLE.find(item.plan) for item in found if not item.refusal]
+    assert all(row is not None and worth[row] <= worth[best_row()] for row in rows)
+    words = ("too much", "faster if it fits")
+    assert all(any(word in item.refusal for word in words) for item in found if item.refusal)
     wide = rejection(Plan(tp=16), TABLE, ESTIMATES)
     assert wide is not None
     assert wide.parts[0].part == "TP communication"
@@ -193,8 +196,8 @@ def test_what_ifs_agree_with_estimates_of_the_changed_cluster() -> None:
         model=SETTING.model, cluster=SETTING.cluster.model_copy(update={"device": device}), workload=SETTING.workload
     )
     after = larger.estimates(TABLE)
-    best = after.tokens_per_s_per_gpu[after.fits].max() / ESTIMATES.tokens_per_s_per_gpu[ESTIMATES.fits].max() - 1.0
-    assert memory.gain == pytest.approx(float(best))
+    speeds = after.tokens_per_s_per_gpu[after.best_row], ESTIMATES.tokens_per_s_per_gpu[best_row()]
+    assert memory.gain == pytest.approx(float(speeds[0] / speeds[1]) - 1.0)
 
 
 def tuning_with(results: list[tuple[Plan, StepReading]]) -> tuple[Tuning, list[Trial]]:

@@ -21,6 +21,7 @@ from autotune.specs import (
     ComputeFit,
     Failure,
     FailureKind,
+    FrameworkName,
     Plan,
     Profile,
     Trial,
@@ -179,6 +180,8 @@ def test_runs_as_trials_and_plans() -> None:
     assert trials[0].reading is not None
     assert trials[0].reading.step_time_s == pytest.approx(4096 * 64 / 8 / 9_000.0)
     assert trials[3].failure is not None
-    assert framework_of(runs).name == "torch"
-    assert framework_of([*runs, run(FAST, 1.0, framework="megatron")]).name == "torch"
-    assert framework_of([run(FAST, 1.0, framework="megatron")]).name == "megatron"
+    assert framework_of(runs, WORKLOAD).name == "torch"
+    assert framework_of([*runs, run(FAST, 1.0, framework="megatron")], WORKLOAD).name == "torch"
+    assert framework_of([run(FAST, 1.0, framework="megatron")], WORKLOAD).name == "megatron"
+    told = WORKLOAD.model_copy(update={"framework": FrameworkName.FSDP})
+    assert framework_of([run(FAST, 1.0, framework="megatron")], told).name == "fsdp"

@@ -11,7 +11,7 @@ from autotune.errors import InputError
 from autotune.imports import Format, Imported, Stated, read_log
 from autotune.imports.assembly import median_interval, settled
 from autotune.imports.logs import LoggedStep
-from autotune.specs import DType, FailureKind, Plan, Recompute, Schedule
+from autotune.specs import Attention, DType, FailureKind, Plan, Recompute, Schedule
 
 SIXTEEN, EIGHT = cluster_from_shorthand("h100-80gb-sxm:2x8"), cluster_from_shorthand("h100-80gb-sxm:1x8")
 LLAMA = load_model("llama3.1-8b")
@@ -221,9 +221,33 @@ def test_arguments_that_are_off_change_nothing(changes: dict[str, object]) -> No
     assert (found.runs[0].plan, found.runs[0].workload, found.notes) == (plain.runs[0].plan, plain.runs[0].workload, [])
 
 
+def test_ends_that_count_as_layers_are_an_interleaved_plan_of_ours() -> None:
+    changes = {"num_layers": 30, "virtual_pipeline_model_parallel_size": 4, "account_for_loss_in_pipeline_split": True}
+    both = megatron(import_logs.megatron(**changes, account_for_embedding_in_pipeline_split=True)).runs[0]
+    assert (both.plan.vpp, both.plan.pp, both.plan.schedule) == (4, 2, Schedule.INTERLEAVED)
+    with pytest.raises(InputError, match="account_for_loss"):
+        megatron(import_logs.megatron(**changes))  # 31 on 8 chunks
+
+
 def test_arguments_that_change_the_speed_only_are_told() -> None:
-    (note,) = megatron(import_logs.megatron(tp_comm_overlap=True)).notes
-    assert "tp_comm_overlap (tensor-parallel communication under matrix products)" in note
+    (note,) = megatron(import_logs.megatron(delay_wgrad_compute=True)).notes
+    assert "delay_wgrad_compute (weight gradients computed later), which a plan does not say" in note
+
+
+@pytest.mark.parametrize(
+    ("changes", "expected"),
+    [
+        ({"tp_comm_overlap": True}, {"tp_overlap": True, "ep_overlap": None, "attention": None}),
+        ({"overlap_moe_expert_parallel_comm": True}, {"tp_overlap": None, "ep_overlap": True}),
+        ({"attention_backend": "AttnBackend.unfused"}, {"attention": Attention.UNFUSED}),
+        ({"attention_backend": "AttnBackend.auto"}, {"attention": None}),
+        ({"transformer_impl": "local", "use_flash_attn": False}, {"attention": Attention.UNFUSED}),
+        ({"transformer_impl": "transformer_engine", "use_flash_attn": False}, {"attention": None}),
+    ],
+)
+def test_megatrons_kernels_are_the_workloads(changes: dict[str, object], expected: dict[str, object]) -> None:
+    (run,) = megatron(import_logs.megatron(**changes)).runs
+    assert {name: getattr(run.workload, name) for name in expected} == expected
 
 
 TODAY = [

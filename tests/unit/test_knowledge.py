@@ -203,7 +203,7 @@ def test_what_trials_elsewhere_showed_moves_the_estimate_and_its_interval_holds_
 
 def test_an_unmeasured_network_widens_the_interval_of_a_plan_that_uses_it() -> None:
     asked = cluster_from_shorthand("h100-80gb-sxm:8x8")
-    plan, small = [Plan(tp=1, dp=64, zero_stage=1)], BF16.model_copy(update={"global_batch": 64})
+    plan, small = [Plan(tp=2, dp=32, zero_stage=1)], BF16.model_copy(update={"global_batch": 64})
 
     def width(measured: bool) -> float:
         found = carry(LLAMA, asked, small, (), None, measured_network=measured, plans=plan, runtime=Runtime.ANY)

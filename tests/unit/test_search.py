@@ -384,16 +384,19 @@ def posterior_of(
     )  # fmt: skip
 
 
-LIMIT_BYTES = 113e9
-"""Where plans run out of memory as often as not if 100e9 bytes can safely be reserved."""
+LIMIT_BYTES = 100e9
+"""Where plans run out of memory as often as not if 100e9 bytes can be used."""
 
 
-def reserved(part: str, size_bytes: Sequence[float]) -> EstimateTable:
-    """Estimates whose bytes are all of one part, on devices of 100e9 bytes that lose none."""
+def reserved(part: str, size_bytes: Sequence[float], memory_sd: float = 0.06) -> EstimateTable:
+    """Estimates whose bytes are all of one part, on devices of 100e9 bytes that lose none; of a framework whose memory
+    is known so well."""
     plans = [Plan(dp=8, micro_batch=2**i) for i in range(len(size_bytes))]
     made = estimate_table(MODEL, CLUSTER, WORKLOAD, PlanTable.of(plans))
     parts = {name: np.array(size_bytes) * (name == part) for name in BYTE_PARTS}
-    return replace(made, bytes=BytesColumns(**parts), device_memory_bytes=100 * 10**9, overhead_bytes=0.0)
+    return replace(
+        made, bytes=BytesColumns(**parts), device_memory_bytes=100 * 10**9, overhead_bytes=0.0, memory_sd=memory_sd
+    )  # fmt: skip
 
 
 def believed_peaks(
@@ -435,10 +438,25 @@ def test_p_fits_falls_from_sure_to_none_within_some_six_per_cent_each() -> None:
 def test_a_measured_peak_moves_what_it_is_made_of(part: str, *, residual: bool, shift: float) -> None:
     """A peak 0.1 (ln) above its prediction, with noise of 0.08² = 64e-4. The variance of what it may be off by is
     0.03² = 9e-4 for all plans, and in addition for activations 0.06², for gathered parameters and fragmentation 0.3²,
-    for optimizer state 0.1², for what plans alike share 0.1². Of the shift a half is cache that does no harm."""
+    for optimizer state 0.1², for what plans alike share 0.1². Of the shift a half is cache that does no harm; and so
+    is a half of what is kept gathered, and all of fragmentation."""
     found = believed_peaks(reserved(part, [LIMIT_BYTES]), measured=[(0, LIMIT_BYTES * np.exp(0.1))], residual=residual)
     assert found.reserved_bytes == pytest.approx([LIMIT_BYTES * np.exp(shift)], rel=1e-6)
-    assert found.p_fits == pytest.approx(ndtr([-shift / 2.0 / 0.06]), rel=1e-5)
+    given_back = {"gathered": np.log(2.0), "fragmentation": np.inf}.get(part, 0.0)
+    assert found.p_fits == pytest.approx(ndtr([(given_back - shift / 2.0) / 0.06]), rel=1e-5)
+
+
+def test_doubt_about_a_framework_shrinks_with_the_peaks_that_were_measured() -> None:
+    """Before any the probability is the estimate's own, wide; a peak as predicted leaves less doubt of all plans."""
+    estimates = reserved("parameters", [0.8 * LIMIT_BYTES, 0.7 * LIMIT_BYTES], memory_sd=0.15)
+    before = believed_peaks(estimates).p_fits
+    assert before == pytest.approx(ndtr(np.log(1 / np.array([0.8, 0.7])) / 0.15))
+    assert before == pytest.approx(estimates.p_fits)
+    after = believed_peaks(estimates, measured=[(1, 0.7 * LIMIT_BYTES)]).p_fits
+    doubt = 0.15**2 - 0.06**2 + 9e-4  # of which the noise of 64e-4 leaves its share
+    left = 0.06**2 + (0.15**2 - 0.06**2) * 64e-4 / (doubt + 64e-4)
+    assert after[0] == pytest.approx(ndtr(np.log(1 / 0.8) / np.sqrt(left)), rel=1e-3)
+    assert after[0] > before[0]
 
 
 def test_an_oom_places_a_peak_just_above_the_limit() -> None:

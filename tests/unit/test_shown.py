@@ -11,6 +11,7 @@ import pytest
 from commands import Command
 from fleet_records import node
 from markdown_it import MarkdownIt
+from rich.text import Text
 from store_records import CLUSTER, MODEL
 
 from autotune.cli import output
@@ -62,6 +63,7 @@ def test_nothing_that_is_printed_moves_the_cursor(capsys: pytest.CaptureFixture[
         output.tell(row, f"told {text}", as_json=False)
         output.tell_list("rows", [row], ("<name", "name"), ("<reason", "reason"), empty="", as_json=False, title=text)
         output.console().print(output.facts(text, text, {text: text}))
+        output.console().print(Text(text))
         output.error_console().print(f"why: {text}", soft_wrap=True)
         output.print_error(f"no such name {text}")
         output.print_launch({"target": text, "argv": [text], "config": text, "config_name": text, "notes": [text]})

@@ -38,7 +38,7 @@ def keys(table: PlanTable) -> list[str]:
 def everything(devices: int, model_spec: ModelSpec, workload: Workload) -> PlanTable:
     """The whole product of values, legal or not."""
     rows = [
-        (tp, pp, dp, cp, ep, vpp, b, zero, recompute, sp, schedule)
+        (tp, pp, dp, cp, ep, vpp, b, zero, recompute, sp, schedule, 0, 0)
         for tp, pp, dp, cp in product(divisors(devices), repeat=4)
         if tp * pp * dp * cp == devices
         for ep in (1, 2, 3, 4, 6)
@@ -133,7 +133,7 @@ def test_a_reason_names_the_numbers(plan: dict[str, object], reason: str) -> Non
     [
         ("llama3-8b", {"tp": 16}, "kv_heads 8 is not divisible by tp 16"),
         ("mixtral-8x7b", {"dp": 16, "ep": 3}, "experts 8 is not divisible by ep 3"),
-        ("mixtral-8x7b", {"tp": 4, "dp": 4, "ep": 8}, "dp 4 * cp 1 is not divisible by ep 8"),
+        ("mixtral-8x7b", {"pp": 4, "dp": 4, "ep": 8}, "tp 1 * dp 4 * cp 1 is not divisible by ep 8 * etp 1"),
     ],
 )
 def test_reasons_of_other_models(name: str, plan: dict[str, object], reason: str) -> None:

@@ -21,8 +21,9 @@ def test_the_best_of_the_whole_space_come_first() -> None:
     ranking = rank(LLAMA, cluster, WORK, limit=20)
     table = legal_plans(LLAMA, cluster, WORK)
     estimates = estimate_table(LLAMA, cluster, WORK, table)
-    speeds = np.sort(estimates.tokens_per_s_per_gpu[estimates.fits])[::-1][:20]
-    assert [item.estimate.tokens_per_s_per_gpu for item in ranking.plans] == speeds.tolist()
+    worth = np.sort((estimates.tokens_per_s_per_gpu * estimates.p_fits)[estimates.fits])[::-1][:20]
+    found = [(item.estimate.tokens_per_s_per_gpu, item.estimate.p_fits or 0.0) for item in ranking.plans]
+    assert [speed * p_fits for speed, p_fits in found] == pytest.approx(worth.tolist())
     assert (ranking.legal, ranking.fitting) == (len(table), int(estimates.fits.sum()))
     assert all(item.estimate.fits for item in ranking.plans)
     assert ranking.seconds > 0
@@ -53,7 +54,7 @@ def test_a_model_that_fits_nowhere_says_what_would_make_it_fit() -> None:
         rank(spec, cluster, WORK)
     misses = caught.value.misses
     table = legal_plans(spec, cluster, WORK)
-    needs = memory_table(spec, cluster, WORK, table).needed_bytes
+    needs = memory_table(spec, cluster, WORK, table).device_bytes
     assert misses[0]["needs_bytes"] == needs.min()
     assert misses[0]["missing_bytes"] == needs.min() - cluster.device.memory_bytes
     assert misses[0]["has_bytes"] == cluster.device.memory_bytes

@@ -11,10 +11,10 @@ from typing import Any, Protocol
 
 import httpx
 import pytest
-import uvicorn
 from databases import KINDS
 from fastapi import FastAPI
 
+from autotune.api import server
 from autotune.fleet.keys import create_key
 from autotune.ports.fleet import FleetStore
 from autotune.specs import Role
@@ -61,7 +61,7 @@ class StartApi(Protocol):
     def __call__(self, **options: Any) -> Api: ...
 
 
-class Server(uvicorn.Server):
+class Server(server.Server):
     """Ends at once: uvicorn's own looks every 0.1 s whether it is to."""
 
     async def main_loop(self) -> None:
@@ -73,15 +73,15 @@ class Server(uvicorn.Server):
 def serving(app: FastAPI, store: FleetStore) -> Iterator[Api]:
     """Serves an app by uvicorn in a thread, on a free port."""
     listener = socket.create_server(("127.0.0.1", 0))
-    server = Server(uvicorn.Config(app, log_config=None, timeout_graceful_shutdown=1))
-    thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]})
+    running = Server(app, log_config=None, timeout_graceful_shutdown=1)
+    thread = threading.Thread(target=running.run, kwargs={"sockets": [listener]})
     thread.start()
     try:
         # It listens already: who comes early waits.
         with closing(Api(f"http://127.0.0.1:{listener.getsockname()[1]}", store)) as api:
             yield api
     finally:
-        server.should_exit = True
+        running.should_exit = True
         thread.join()
 
 

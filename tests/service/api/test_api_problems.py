@@ -42,7 +42,7 @@ def test_head_is_get_without_the_body(api: Api) -> None:
 
 
 def test_a_body_that_is_no_json(api: Api) -> None:
-    for content in (b"{", b"\xff", b'{"model":NaN}x', b"[" * 50_000):
+    for content in (b"{", b"\xff", b'{"model":NaN}x', b"[" * 15_000):
         assert_problem(api.request("POST", "/tunings", content=content, headers=JSON), 400, "malformed")
 
 
