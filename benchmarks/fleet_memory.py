@@ -36,7 +36,7 @@ from autotune.specs import TuningState  # noqa: E402
 LIVE, PAUSE_S, MIB = 2, 0.5, 2**20
 QUESTIONS = (
     f"/best?model=tiny&cluster={POOL}&nodes=2&seq_len=64&global_batch=4&dtype=bf16",
-    "/tunings?limit=50", "/nodes", "/measurements?kind=step&limit=50", "/known", "/metrics", "/healthz",
+    "/tunings?limit=50", "/nodes", "/measurements?kind=step&limit=50", "/known", "/healthz",
 )  # fmt: skip
 
 

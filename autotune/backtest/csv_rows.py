@@ -24,8 +24,8 @@ EITHER = ("tokens_per_s_per_gpu", "iter_time_s")
 
 
 MAX_LINE = 1 << 20
-MAX_ROWS = 100_000
-"""Far more than anybody has run; each row takes about 10 KiB until all of them are stored."""
+MAX_ROWS = 50_000
+"""More than anybody has run; an import holds about 15 KiB a row until all of them are stored and told."""
 
 
 @dataclass(frozen=True, slots=True)
