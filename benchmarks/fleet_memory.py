@@ -104,7 +104,7 @@ def main() -> None:
     """Runs the fleet, and prints what its memory did."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--minutes", type=float, default=60.0, help="of work, after the warm-up")
-    parser.add_argument("--warm-up", type=float, default=2.0, help="minutes of work that are not counted")
+    parser.add_argument("--warm-up", type=float, default=5.0, help="minutes of work that are not counted")
     parser.add_argument("--every", type=float, default=5.0, help="seconds between two samples")
     options = parser.parse_args()
     samples: dict[str, list[tuple[float, int]]] = {}
