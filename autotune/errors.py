@@ -1,4 +1,4 @@
-"""Every exception that a user can meet.
+"""Every exception that a user can meet, and Presence, by which what is away is told once.
 
     AutotuneError                 anything we raise on purpose; the CLI prints it and exits with `exit_code`
     ├── InputError                a value the user gave cannot be used: what, which value, what is allowed
@@ -8,6 +8,7 @@
     │   └── NothingFitsError      no legal plan is estimated to fit; carries the nearest misses
     ├── MissingMeasurementError   an estimate needs a number that is neither measured nor in the catalog
     ├── StoreError                the database cannot be used
+    │   ├── StoreAwayError        ... because its server does not answer
     │   ├── StoreReadOnlyError    ... because it cannot be written
     │   ├── StoreNewerError       ... because a newer release wrote its schema
     │   ├── StoreOlderError       ... because its schema is of before the first release
@@ -22,6 +23,8 @@ failed trial is an ordinary result of a tuning.
 
 from __future__ import annotations
 
+import logging
+import re
 from collections.abc import Iterable
 
 _SHOWN = 120
@@ -38,6 +41,15 @@ def _short(text: str) -> str:
     """What a message repeats of a text from outside: its two ends if it is long, nothing that a terminal obeys."""
     text = printable(text)
     return text if len(text) <= 2 * _SHOWN else f"{text[:_SHOWN]}...{text[-_SHOWN:]}"
+
+
+_CREDENTIALS = re.compile(r"((?:[\w+.-]+://)?)[^\s'\"]*:(?!/|\*\*\*@)[^\s'\"]*@")
+_PASSWORD = re.compile(r"(password=)[^&\s'\"]*", re.IGNORECASE)
+
+
+def masked(text: str) -> str:
+    """A text without what may be user names and passwords in URLs, however these are mistyped."""
+    return _CREDENTIALS.sub(r"\1***@", _PASSWORD.sub(r"\1***", text))
 
 
 class AutotuneError(Exception):
@@ -59,7 +71,7 @@ class InputError(AutotuneError):
 
     def __init__(self, what: str, value: object, allowed: str) -> None:
         self.what, self.value, self.allowed = what, value, allowed
-        found = "none given" if value is None else f"{_short(repr(value))} cannot be used"
+        found = "none given" if value is None else f"{_short(masked(repr(value)))} cannot be used"
         super().__init__(f"{_short(what)}: {found}; {printable(allowed)}")
 
 
@@ -105,6 +117,10 @@ class StoreError(AutotuneError):
     exit_code = 5
 
 
+class StoreAwayError(StoreError):
+    """The database's server does not answer. The store has logged that, once: whoever goes on anyway need not."""
+
+
 class StoreReadOnlyError(StoreError):
     """The database cannot be written."""
 
@@ -135,3 +151,28 @@ class ServerError(AutotuneError):
 
 class AccessError(ServerError):
     """The API refuses the key, or what its role may do."""
+
+
+class Presence:
+    """Whether a server is there, which goes to the log when it changes: one line each, however many calls fail.
+
+    Args:
+        what: the server, in words.
+        log: where to.
+        is_there: whether it is expected to be; None where its absence at the start is told by whoever starts.
+    """
+
+    def __init__(self, what: str, log: logging.Logger, *, is_there: bool | None = True) -> None:
+        self._what, self._log, self.is_there = what, log, is_there
+
+    def away(self, reason: object) -> None:
+        """It did not answer."""
+        before, self.is_there = self.is_there, False
+        if before:
+            self._log.warning("%s is away: %s", self._what, reason)
+
+    def back(self) -> None:
+        """It answered."""
+        before, self.is_there = self.is_there, True
+        if before is False:
+            self._log.warning("%s is back", self._what)

@@ -36,7 +36,7 @@ class FleetTimes:
     """How soon a fleet notices that something is gone: a node, a tuner, a message.
 
     Args:
-        lease_s: a member of a job that has begun and is silent for so long is lost.
+        lease_s: a node that is silent for so long is lost, and its part in a job; twice as long if it was to begin one.
         renew_every_s: how often it says that it works, and hears whether it is to go on.
         claim_s: a tuner that is silent for so long within one step loses the tuning to another one.
         sweep_every_s: how often beat asks for what is due.

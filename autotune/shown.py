@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 import re
 
-from autotune.errors import InputError, printable
+from autotune.errors import InputError, masked, printable
 
 HIDDEN = r"\x00-\x1f\x7f-\x9f\xad\u061c\u180e\u200b-\u200f\u2028-\u202e\u2060-\u206f\ufeff\ufff9-\ufffb"
 """Inside a regular expression's brackets, of any dialect: the controls C0, DEL and C1; line and paragraph separators;
@@ -68,5 +68,5 @@ class LogFormatter(logging.Formatter):
         return shown(super().formatMessage(record), one_line=True)
 
     def format(self, record: logging.LogRecord) -> str:
-        """The line and the traceback."""
-        return shown(super().format(record))
+        """The line and the traceback, without passwords."""
+        return masked(shown(super().format(record)))

@@ -110,21 +110,21 @@ def open_fleet(store: SqlStore, queue: Queue, times: FleetTimes = FleetTimes()) 
 
 def open_regression(settings: Settings, store: SqlStore, queue: Queue, fleet: FleetService) -> FleetRegression:
     """What a fleet's tuners do for its checks. Raises InputError where alerts are set up half or wrongly."""
-    from autotune.regression.alerts import senders_of
+    from autotune.regression.alerts import Outbox, senders_of
     from autotune.regression.fleet import FleetRegression
 
-    return FleetRegression(store, queue, merge_reports, fleet, senders_of(settings))
+    return FleetRegression(store, queue, merge_reports, fleet, Outbox(store, senders_of(settings)))
 
 
 def merge_reports(job: Job) -> Ending:
     """What the reports of a job's members amount to."""
     from autotune.fleet.finishing import Ending
     from autotune.specs.fleet import LOCAL
-    from probes.launch.merging import blamed_node, merged_outcome
+    from probes.launch.merging import blamed_node, computing_s, merged_outcome
 
     own = job.pool.startswith(LOCAL)  # there it goes without saying
     outcome = merged_outcome(job.request, job.cluster, job.members, named=not own)
-    return Ending(outcome=outcome, blamed=blamed_node(job.members))
+    return Ending(outcome=outcome, blamed=blamed_node(job.members), calc_s=computing_s(job.request, job.members))
 
 
 def open_node(settings: Settings, node: Node, interface: str, heartbeat: Heartbeat) -> NodeHandlers:

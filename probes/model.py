@@ -25,6 +25,8 @@ class Rotary(nn.Module):
 
     def __init__(self, seq_len: int, head_dim: int) -> None:
         super().__init__()
+        if head_dim % 2:  # a head of 3 would be rotated as one of 4, and nothing would say so
+            raise ValueError(f"head_dim {head_dim} has no halves to rotate")
         self.seq_len, self.head_dim = seq_len, head_dim
         for name in ("cosine", "sine"):
             self.register_buffer(name, torch.empty(seq_len, 1, head_dim // 2), persistent=False)

@@ -124,6 +124,12 @@ def merge_layer(request: LayerRequest, reports: Mapping[int, dict[str, Any]]) ->
     )
 
 
+def layer_calc_s(report: Mapping[str, Any]) -> float:
+    """Seconds that one rank computed, forward and backward, of its report of a layer probe: medians over iterations."""
+    forward_s = median(report["forward_s"]) * (1.0 - report["forward_exposed_share"])
+    return float(forward_s + median(report["backward_s"]) * (1.0 - report["backward_exposed_share"]))
+
+
 def merge_step(
     request: StepRequest, reports: Mapping[int, dict[str, Any]], peak_flops_per_s: float | None
 ) -> tuple[StepReading]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from autotune.errors import IllegalPlanError, InputError
-from autotune.specs import DType, LayerRequest, ModelSpec, Recompute, Schedule, StepRequest, Workload
+from autotune.specs import DType, LayerRequest, ModelSpec, Position, Recompute, Schedule, StepRequest, Workload
 
 
 def check_step(request: StepRequest, world_size: int) -> None:
@@ -45,6 +45,8 @@ def check_model(model: ModelSpec, workload: Workload) -> None:
         raise InputError("model", model.name, "the probes train models whose layers are all full attention and an MLP")
     if workload.dtype is DType.FP8:
         raise InputError("workload.dtype", "fp8", "the probes train in fp32, bf16 and fp16")
+    if model.position is Position.ROPE and model.head_dim % 2:
+        raise InputError("model.head_dim", model.head_dim, "the probes rotate halves of a head: it must be even")
     if unlike := workload.not_probed():
         name, _, rest = unlike.partition(" ")
         value, _, allowed = rest.partition(": ")

@@ -20,6 +20,7 @@ from probes.timing import align, half_width, synchronize
 from probes.trace import Tracer
 from probes.training import Training
 
+_FAR_BEHIND = 2.0
 _ACCOUNTED_STEPS = 2  # the memory account needs a step after the one that makes the optimizer's state
 
 
@@ -70,7 +71,7 @@ class _Measuring:
             if index == _ACCOUNTED_STEPS - 1:
                 self.ledger.close()
         step_times_s, pruned = self._timed_steps()
-        trace = self._trace() if self.request.trace and not pruned else None
+        trace = self._trace() if self.request.trace and (not pruned or self._is_far_behind(step_times_s)) else None
         return {
             "warmup_times_s": warmup_times_s,
             "step_times_s": step_times_s,
@@ -91,6 +92,11 @@ class _Measuring:
             if len(times_s) >= max(2, request.min_steps) and narrow:
                 break
         return times_s, False
+
+    def _is_far_behind(self, times_s: list[float]) -> bool:
+        """Whether a pruned trial is so slow that a node may be why, which only a trace tells from the plan."""
+        limit_s = self.request.give_up_step_s
+        return limit_s is not None and min(times_s) > _FAR_BEHIND * limit_s
 
     def _step(self, phase: str, index: int, total: int) -> float:
         """One step. All ranks start together; the seconds are the slowest rank's, from start to a drained device."""

@@ -45,7 +45,9 @@ RUN_COLUMNS = (
 )
 
 # Ends that say nothing about the plan: such trials are no runs.
-WITHOUT_VERDICT = (FailureKind.LOST.value, FailureKind.CANCELLED.value, FailureKind.UNAVAILABLE.value)
+WITHOUT_VERDICT = tuple(
+    kind.value for kind in (FailureKind.LOST, FailureKind.CANCELLED, FailureKind.UNAVAILABLE, FailureKind.SLOW)
+)
 
 
 class FileFormat(StrEnum):

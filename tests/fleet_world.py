@@ -202,7 +202,15 @@ class World:
         self.runs[job.id] += 1
         speed = min(self.speed.get(member.node, 1.0) for member in job.members)
         outcome = ProbeOutcome(readings=(), wall_s=1.0, gpu_s=float(job.cluster.devices), setup_s=0.1)
-        return Ending(outcome=outcome.model_copy(update={"readings": self._readings(job, speed)}))
+        whole = outcome.model_copy(update={"readings": self._readings(job, speed)})
+        return Ending(outcome=whole, calc_s=self._calc_s(job))
+
+    def _calc_s(self, job: Job) -> dict[int, float]:
+        """Each rank computes for 20 ms at full speed, in whatever probe."""
+        size = job.cluster.gpus_per_node
+        ranks = range(job.cluster.devices)
+        nodes = {member.index: member.node for member in job.members}
+        return {rank: 0.02 / self.speed.get(nodes[rank // size], 1.0) for rank in ranks}
 
     def _failed(self, job: Job, kind: FailureKind, message: str, node: str) -> Ending:
         outcome = ProbeOutcome(

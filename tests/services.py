@@ -36,10 +36,22 @@ class PostgresServer:
     directory: Path
     superuser: str
 
+    def start(self) -> None:
+        """Starts it and waits until it answers; its output goes to a file, as the server keeps it open."""
+        options = f"-c port={self.port} -c listen_addresses=127.0.0.1 -c unix_socket_directories={self.directory}"
+        self._control("start", "-o", f"{SETTINGS} {options}", "-l", self.directory / "log")
+
+    def stop(self) -> None:
+        """Ends it as a crash would."""
+        self._control("stop", "-m", "immediate")
+
     def restart(self) -> None:
         """Ends it as a crash would, and waits until it answers again."""
-        log = self.directory / "log"
-        _run([self.binaries / "pg_ctl", "restart", "-w", "-m", "immediate", "-D", self.directory / "data", "-l", log])
+        self.stop()
+        self.start()
+
+    def _control(self, *command: str | Path) -> None:
+        _run([self.binaries / "pg_ctl", "-w", "-D", self.directory / "data", *command])
 
     def url(self, database: str = "postgres", *, user: str = "", password: str = PASSWORD) -> str:
         """The URL of one of its databases, by default as the superuser."""
@@ -87,14 +99,12 @@ def postgres_server(binaries: Path, superuser: str = USER) -> Iterator[PostgresS
             _give_away(path)
         options = ["-U", superuser, "-A", "scram-sha-256", f"--pwfile={secret}", "-E", "UTF8", "--locale=C", "-N"]
         _run([binaries / "initdb", "-D", data, *options])
-        port = _free_port()
-        settings = f"{SETTINGS} -c port={port} -c listen_addresses=127.0.0.1 -c unix_socket_directories={directory}"
-        # Waits until the server answers; its output goes to a file, as the server keeps it open.
-        _run([binaries / "pg_ctl", "start", "-w", "-D", data, "-o", settings, "-l", directory / "log"])
+        server = PostgresServer(port=_free_port(), binaries=binaries, directory=directory, superuser=superuser)
+        server.start()
         try:
-            yield PostgresServer(port=port, binaries=binaries, directory=directory, superuser=superuser)
+            yield server
         finally:
-            _run([binaries / "pg_ctl", "stop", "-w", "-m", "immediate", "-D", data])
+            server.stop()
     finally:
         shutil.rmtree(directory)
 

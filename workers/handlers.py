@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
-from autotune.errors import AutotuneError, InputError
+from autotune.errors import AutotuneError, InputError, StoreAwayError
 from autotune.queue.app import VISIBILITY_TIMEOUT_S, TaskName, read_payload
 from autotune.specs.regression import CHECK_JOB
 
@@ -45,6 +45,8 @@ def _guarded(task: TaskName, act: Action) -> Callable[..., None]:
             return
         try:
             act(*payload)
+        except StoreAwayError:
+            log.debug("%s%s: the database is away", task, payload)
         except AutotuneError as error:
             log.error("%s%s: %s", task, payload, error)
         except Exception:

@@ -18,7 +18,7 @@ from typing import Any
 from celery import Celery, signals
 from celery.exceptions import CPendingDeprecationWarning, SecurityWarning
 
-from autotune.queue.app import TaskName
+from autotune.queue.app import BROKER, TaskName
 from autotune.queue.consumer import PrefetchCheck
 from autotune.shown import LogFormatter
 from workers.handlers import Action, install_tasks
@@ -30,6 +30,27 @@ LOG_FORMAT = "%(asctime)s %(levelname)s %(name)s: %(message)s"
 _AGAIN_S = 1.0
 # Celery logs each task that it receives and ends; our own lines say what the tasks did.
 _QUIET = ("celery.worker.strategy", "celery.app.trace", "celery.worker.worker", "alembic.runtime.plugins")
+_OF_THE_BROKER = ("celery.worker.consumer.consumer", "celery.worker.consumer.connection", "celery.worker.request")
+
+
+class BrokerNews(logging.Filter):
+    """Celery's lines about its broker, of which it writes one every few seconds, become ours: away, and back."""
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        """Whether the line is written as it is."""
+        text = record.getMessage()
+        if "Cannot connect to" in text or "Connection to broker lost" in text:
+            BROKER.away(" ".join(text.split()))
+            return False
+        if text.startswith("Connected to"):
+            was_there = BROKER.is_there
+            BROKER.back()
+            return bool(was_there)
+        record.exc_info = None if text.startswith("Couldn't ack") else record.exc_info
+        return not text.startswith(("Skipping prefetch", "Temporarily reducing"))
+
+
+_NEWS = BrokerNews()
 
 
 class LazyHandlers:
@@ -131,6 +152,8 @@ def log_to_stderr(level: int = logging.INFO) -> None:
     logging.basicConfig(level=level, handlers=[handler])
     for name in _QUIET:
         logging.getLogger(name).setLevel(logging.WARNING)
+    for name in _OF_THE_BROKER:
+        logging.getLogger(name).addFilter(_NEWS)
 
 
 def _silence_announcements(**_: object) -> None:

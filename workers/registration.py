@@ -15,6 +15,7 @@ from urllib.parse import urlsplit
 import psutil
 
 from autotune.errors import InputError, StoreConflictError
+from autotune.settings import FleetTimes
 from autotune.specs import ClusterSpec, Device, Fingerprint, Node
 from autotune.specs.fleet import LOCAL
 
@@ -22,8 +23,6 @@ if TYPE_CHECKING:
     from autotune.ports.fleet import FleetStore
 
 log = logging.getLogger("autotune.node")
-
-_ALIVE_S = 60.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,6 +35,7 @@ class NodeOptions:
     interface: str
     topology: str = ""
     slots: int | None = None
+    lost_after_s: float = FleetTimes().lease_s
 
 
 class Inventory(Protocol):
@@ -144,8 +144,7 @@ def _store_pool(store: FleetStore, cluster: ClusterSpec) -> None:
 
 def _tell_of_older(store: FleetStore, name: str) -> None:
     older = next((node for node in store.nodes() if node.name == name), None)
-    age_s = (store.now() - older.heartbeat_at).total_seconds() if older is not None else _ALIVE_S
-    if age_s < _ALIVE_S:
+    if older is not None and (age_s := (store.now() - older.heartbeat_at).total_seconds()) < older.lost_after_s:
         log.warning("node %s: a worker of this name was alive %.0f s ago; it is evicted", name, age_s)
 
 
@@ -164,6 +163,7 @@ def _node(options: NodeOptions, inventory: Inventory, fingerprint_key: str, now:
         fingerprint_key=fingerprint_key,
         environment_key=fingerprint.environment_key if fingerprint is not None else "",
         session=uuid.uuid4().hex,
+        lost_after_s=options.lost_after_s,
         registered_at=now,
         heartbeat_at=now,
     )

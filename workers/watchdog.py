@@ -120,7 +120,7 @@ class Watchdog:
                 os.kill(os.getpid(), signal.SIGTERM)
                 return
             self._steps += 1
-            time.sleep(_LOOK_EVERY_S)
+            time.sleep(min(_LOOK_EVERY_S, max(self._quiet_after_s, 0.1)))
 
     def _begin_anew(self) -> NoReturn:
         waited = f"no canary came back for {self._patience_s:.0f} s"

@@ -179,8 +179,8 @@ _NODE: dict[str, Any] = {
     "name": "blue-07", "pool": "blue", "address": "10.0.0.7", "topology": "rack1/switch2", "device": DEVICE,
     "slots": 8, "nics": 8, "cores": 128, "memory_bytes": 1099511627776, "fingerprint_key": _FINGERPRINT,
     "environment_key": _ENVIRONMENT, "session": "f3b1c9d0", "state": "ready", "reason": "", "failures": 0,
-    "world_id": "", "registered_at": _TIME, "heartbeat_at": _LATER, "obstacle": "", "job": "a81f03c4d9e2",
-    "heartbeat_age_s": 1.2,
+    "world_id": "", "lost_after_s": 15.0, "registered_at": _TIME, "heartbeat_at": _LATER, "obstacle": "",
+    "job": "a81f03c4d9e2", "heartbeat_age_s": 1.2,
 }  # fmt: skip
 _JOB: dict[str, Any] = {
     "id": "a81f03c4d9e2", "purpose": "profile", "pool": "blue", "cluster": CLUSTER,

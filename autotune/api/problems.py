@@ -24,6 +24,7 @@ from autotune.errors import (
     InputError,
     MissingMeasurementError,
     NothingFitsError,
+    StoreAwayError,
     StoreConflictError,
     StoreError,
     UnknownNameError,
@@ -105,7 +106,8 @@ def _on_ours(request: Request, error: Exception) -> Response:
         case StoreConflictError():
             return problem(409, "conflict", str(error))
         case StoreError():
-            log.error("the database cannot be used: %s", error)
+            if not isinstance(error, StoreAwayError):
+                log.error("the database cannot be used: %s", error)
             headers = {"Retry-After": str(RETRY_S)}
             return problem(503, "database", "the database cannot be used at the moment", headers)
         case _:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 
 from autotune.cli import options, output
 from autotune.cli.options import option
-from autotune.errors import InputError
+from autotune.errors import InputError, masked
 from autotune.settings import Settings, read_settings
 from autotune.shown import require_plain
 
@@ -62,11 +62,10 @@ def serve(
 
 
 def _warn_without_broker(queue: CeleryQueue, url: str) -> None:
-    from autotune.queue.app import shown
-
     if not queue.answers():
         output.error_console().print(
-            f"Warning: the broker {shown(url)} does not answer. Requests are stored; workers get them once it is back.",
+            f"Warning: the broker {masked(url)} does not answer. "
+            "Requests are stored; workers get them once it is back.",
             soft_wrap=True,
         )
 
@@ -157,7 +156,7 @@ def worker(
     address, interface = place(address, interface, settings.broker_url)
     chosen = NodeOptions(
         name=name, cluster=read_cluster(cluster, db), address=address, interface=interface, topology=topology,
-        slots=slots,
+        slots=slots, lost_after_s=settings.times.lease_s,
     )  # fmt: skip
     return run_node(settings, chosen, patience_s=patience)
 

@@ -131,7 +131,8 @@ def _plan(text: str) -> dict[str, Any]:
 
     given = {piece.partition("=")[0].strip() for piece in text.split(",")}
     given |= {"schedule"} if "vpp" in given else set()
-    return {name: value for name, value in Plan.parse(text).to_data().items() if name in given}
+    said = {name: value for name, value in Plan.parse(text).to_data().items() if name in given}
+    return {name: "+".join(value) if isinstance(value, list) else value for name, value in said.items()}
 
 
 def _print_imported(source: str, answers: Sequence[dict[str, Any]], *, dry_run: bool) -> None:

@@ -39,7 +39,7 @@ from autotune.cli import (
     tune,
     tunings,
 )
-from autotune.errors import AutotuneError, InputError, NothingFitsError
+from autotune.errors import AutotuneError, InputError, NothingFitsError, masked
 from autotune.shown import LogFormatter
 
 app = typer.Typer(
@@ -171,16 +171,15 @@ def _report(error: AutotuneError, *, as_json: bool) -> int:
 def _report_usage(error: Exception, arguments: Sequence[str], *, as_json: bool) -> int:
     context = getattr(error, "ctx", None)
     command = context.command_path if context else "autotune"
-    message = str(getattr(error, "format_message", error.__str__)())
+    message = masked(str(getattr(error, "format_message", error.__str__)()))
     if not message:  # a group without a command: typer has printed its help
         return InputError.exit_code
     if as_json:
         option = next(iter(getattr(getattr(error, "param", None), "opts", ())), None)
         value = None if option is None else _given(option, arguments)
         allowed = None if value is None else str(getattr(error, "message", "")) or None
-        output.print_json(
-            {"error": {"what": option or command, "value": value, "allowed": allowed, "message": message}}
-        )
+        found = {"what": option or command, "value": value, "allowed": allowed, "message": message}
+        output.print_json({"error": {name: text and masked(text) for name, text in found.items()}})
     output.print_error(f"{command}: {message} (see {command} --help)")
     return InputError.exit_code
 

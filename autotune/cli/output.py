@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from autotune.errors import AutotuneError, InputError, NothingFitsError
+from autotune.errors import AutotuneError, InputError, NothingFitsError, masked
 from autotune.files import whole_file
 from autotune.shown import shown
 
@@ -175,18 +175,20 @@ def value_text(name: str, value: Any) -> str:
 
 def error_data(error: AutotuneError) -> dict[str, Any]:
     """The object that --json prints for an error: `message` always, the rest where the error has it."""
-    data: dict[str, Any] = {"what": None, "value": None, "allowed": None, "message": str(error)}
+    data: dict[str, Any] = {"what": None, "value": None, "allowed": None, "message": masked(str(error))}
     if isinstance(error, InputError):
         plain = error.value is None or isinstance(error.value, (str, int, float, bool))
-        data |= {"what": error.what, "value": error.value if plain else repr(error.value), "allowed": error.allowed}
+        value = error.value if plain else repr(error.value)
+        value = masked(value) if isinstance(value, str) else value
+        data |= {"what": error.what, "value": value, "allowed": error.allowed}
     if isinstance(error, NothingFitsError):
         data["misses"] = error.misses
     return {"error": data}
 
 
 def print_error(message: str) -> None:
-    """One line on standard error."""
-    sys.stderr.write(shown("error: " + " ".join(message.split()), one_line=True) + "\n")
+    """One line on standard error, without passwords."""
+    sys.stderr.write(shown("error: " + " ".join(masked(message).split()), one_line=True) + "\n")
 
 
 def print_misses(misses: Sequence[Row]) -> None:

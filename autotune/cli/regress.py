@@ -181,15 +181,24 @@ def incidents(
     db: options.Database = None,
     as_json: options.AsJson = False,
 ) -> None:
-    """What made plans slower, newest first, and when it recovered."""
+    """What made plans slower, newest first, and when it recovered; and whom that could not be told, and why."""
     from autotune.cli.database import open_to_read
+    from autotune.regression.alerts import NEVER, unsent_line
 
     with open_to_read(db) as store:
         found = store.incidents_page(open_only=open_only, limit=limit)
-    data = {"incidents": [incident.to_data() for incident in found]}
-    output.tell(
-        data, lambda: output.print_cells(map(incident_cells, found), "No incident", numbers=NUMBERS), as_json=as_json
-    )
+        unsent = [alert for alert in store.due_alerts(NEVER) if alert.attempts]
+    data = {
+        "incidents": [incident.to_data() for incident in found],
+        "unsent_alerts": [alert.to_data() for alert in unsent],
+    }
+
+    def tell() -> None:
+        output.print_cells(map(incident_cells, found), "No incident", numbers=NUMBERS)
+        for alert in unsent:
+            output.console().print(unsent_line(alert), soft_wrap=True)
+
+    output.tell(data, tell, as_json=as_json)
 
 
 @app.command()

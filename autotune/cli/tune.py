@@ -222,11 +222,9 @@ def _cluster_there(ref: str | None) -> str | ClusterSpec:
 
 def _cautions(client: Client, pool: str, *, cold: bool) -> Iterator[str]:
     """What a user should know before a tuning begins."""
-    from autotune.fleet.eligibility import LOST_AFTER_S
-
     if cold:
         yield "Cold: every trial starts its ranks anew, which costs many times the GPU-seconds of warm ranks"
-    if not any(node["session"] and node["heartbeat_age_s"] <= LOST_AFTER_S for node in client.nodes(pool)):
+    if not any(node["session"] and node["heartbeat_age_s"] <= node["lost_after_s"] for node in client.nodes(pool)):
         yield f"No node of pool {pool} lives: it waits until one does (autotune nodes list)"
 
 

@@ -8,7 +8,14 @@ from dataclasses import dataclass
 import numpy as np
 
 from autotune.cost.framework import TORCH, Framework
-from autotune.cost.parameters import embedding_parameters, head_parameters, layer_parameters
+from autotune.cost.parameters import (
+    embedding_parameters,
+    head_parameters,
+    kept_by_mixing,
+    layer_parameters,
+    mlp_share,
+    norms,
+)
 from autotune.cost.pipeline import StageSlots, in_flight
 from autotune.cost.table import (
     FULL,
@@ -46,6 +53,9 @@ class Size:
 
     def __sub__(self, other: Size) -> Size:
         return Size(self.sharded - other.sharded, self.whole - other.whole)
+
+    def __mul__(self, times: float) -> Size:
+        return Size(self.sharded * times, self.whole * times)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -94,7 +104,8 @@ def layer_tensors(
     latent, fused = model.latent_attention, framework.fused_mlp
     copied = saved < size  # what others need, too, is there in 16 bits as well
     entry = Size(whole=size * h)
-    projected, down = Size(), Size()
+    projected, down, mlps = Size(), Size(), mlp_share(model)
+    attending, linear = kept_by_mixing(model)
     if latent is None:  # queries, keys and values, and q and k before their norm or as parts of one tensor
         queries, keys = model.heads * model.head_dim, model.kv_heads * model.head_dim
         context, inputs = float(queries), float(queries + 2 * keys)
@@ -109,11 +120,11 @@ def layer_tensors(
     core = Size(sharded=4.0 * model.heads)  # the log-sum-exp of a fused kernel
     if not flash:  # softmax, its dropout's mask and output (Korthikanti et al. 2022, section 4.1)
         core = Size(sharded=(2.0 * size + 1.0) * model.heads * workload.seq_len)
-    attention = projected + down + core + Size(sharded=context * (size + saved * copied))
+    attention = (projected + down + core + Size(sharded=context * (size + saved * copied))) * attending
     norm = Size(whole=saved * h)  # an output of a norm; its input is the residual stream
     if not framework.fused_norms and size < 4:  # the input in fp32, and what is multiplied by the scale
         norm = Size(whole=(saved + 4.0 + size) * h)
-    total = entry + entry + norm + norm + attention
+    total = (entry + norm) * norms(model) + attention + Size(sharded=size * linear)
     gates = 2.0 if model.gated else 1.0
     kept_inputs = gates if fused or not model.gated else 3.0  # else silu's output, too
 
@@ -127,9 +138,9 @@ def layer_tensors(
     if latent is not None:
         modules[Module.MLA_UP_PROJ] = projected
     if moe:
-        routed = load * model.top_k
+        routed = load * model.top_k * mlps
         experts, activation = mlp(routed * model.expert_ffn)
-        shared, _ = mlp(float(model.shared_experts * model.expert_ffn))
+        shared, _ = mlp(model.shared_experts * model.expert_ffn * mlps)
         # The sorted copies that go to the experts, what they give back (where their weights are not applied before the
         # last product), and fp32 scores.
         copies = Size(whole=(saved + (0.0 if fused else size)) * routed * h + 8.0 * model.experts)
@@ -140,7 +151,7 @@ def layer_tensors(
         dense_width = float(model.shared_experts * model.expert_ffn)
         backward = width + dense_width
     else:
-        inner, _ = mlp(float(model.ffn))
+        inner, _ = mlp(model.ffn * mlps)
         modules[Module.MLP] = inner + norm
         total, dense_width, backward = total + inner, float(model.ffn), float(model.ffn)
     products = Size(sharded=size * (inputs + gates * dense_width), whole=size * h * (2.0 if dense_width else 1.0))

@@ -10,12 +10,11 @@ from autotune.ports.fleet import FleetStore
 from autotune.specs import Job, JobPurpose, Node, NodeState
 from autotune.specs.fleet import LOCAL
 
-LOST_AFTER_S = 60.0
-"""A node whose heartbeat is older than this is shown as lost, and gets nothing."""
-
 
 def obstacle(node: Node, now: datetime, gpus_per_node: int) -> str:
     """Why a node may not get jobs; empty if it may. A lease is no obstacle: it ends.
+
+    A node whose heartbeat is older than it says itself (`lost_after_s`) is lost.
 
     Args:
         node: as stored.
@@ -25,8 +24,8 @@ def obstacle(node: Node, now: datetime, gpus_per_node: int) -> str:
     if not node.session:
         return "its worker has ended"
     own = node.pool.startswith(LOCAL)  # it is the process that asks, however long that was stopped
-    if not own and (now - node.heartbeat_at).total_seconds() > LOST_AFTER_S:
-        return f"lost: no heartbeat for over {LOST_AFTER_S:.0f} s"
+    if not own and (now - node.heartbeat_at).total_seconds() > node.lost_after_s:
+        return f"lost: no heartbeat for over {node.lost_after_s:g} s"
     if node.slots < gpus_per_node:
         return f"came up with {node.slots} of {gpus_per_node} devices" + (f" ({node.reason})" if node.reason else "")
     if node.state is NodeState.QUARANTINED:

@@ -12,6 +12,7 @@
 | LOST          | twice                                          | the node, unless all of |
 |               |                                                | a gang were lost        |
 | UNAVAILABLE   | twice                                          | the node without ranks  |
+| SLOW          | twice; then what was measured is the result    | the slow node, at once  |
 
 A process that dies tells little, but an exception may be the plan's or the node's, and the next attempt tells which:
 the same one elsewhere, and it is the plan's; the same one on that node again, where the pool has no other, and the
@@ -20,16 +21,20 @@ node is blamed, so that its health is looked at; no failure elsewhere, and the n
 Another attempt avoids the node of the cause where the pool allows. Health probes have rules of their own
 (autotune.fleet.health). What a failure teaches the search is in search.core: only an OOM teaches memory. Which node
 holds the cause is found before this, from what the ranks saw; it may be unknown, and then nobody is blamed.
+
+A node that computes SLOW_RATIO times as long as the others do the same work makes a figure of its own of what the plan
+does. It is quarantined with both figures, so that its health is looked at, and the work is measured again on others.
 """
 
 from __future__ import annotations
 
 import re
 import uuid
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from statistics import median
+from types import MappingProxyType
 
 from autotune.specs import (
     Failure,
@@ -40,6 +45,7 @@ from autotune.specs import (
     ProbeOutcome,
     RankReading,
     StepReading,
+    StepRequest,
 )
 
 MAX_ATTEMPTS = 3
@@ -51,6 +57,9 @@ STRAGGLES_AT = 3
 
 STRAGGLER_RATIO = 1.3
 STRAGGLER = "straggler"
+
+SLOW_RATIO, SLOW_LEAST_S = 3.0, 0.005
+"""A node is slow that computes so many times as long as the others, and so many seconds longer: less may be chance."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -70,6 +79,7 @@ POLICY: dict[FailureKind, Policy] = {
     FailureKind.COMMUNICATION: Policy(retried=True, blames=True),
     FailureKind.LOST: Policy(retried=True, blames=True),
     FailureKind.UNAVAILABLE: Policy(retried=True, blames=True),
+    FailureKind.SLOW: Policy(retried=True, blames=True),
 }
 
 
@@ -98,6 +108,7 @@ def judge(
     earlier: Sequence[Job],
     wanted: bool,
     now: datetime,
+    calc_s: Mapping[int, float] = MappingProxyType({}),
 ) -> Judgement:
     """What becomes of a job.
 
@@ -108,10 +119,16 @@ def judge(
         earlier: the ended attempts before this one.
         wanted: whether its tuning goes on.
         now: the database's clock.
+        calc_s: seconds that each rank computed, where it told.
     """
     failure = outcome.failure
     if failure is None:
-        return _went_well(job, outcome, earlier, now)
+        slow = slow_nodes(job, calc_s, now)
+        if slow and wanted and not job.cancelled and job.attempt < MAX_ATTEMPTS:
+            failure = Failure(kind=FailureKind.SLOW, message="; ".join(f"node {i.node}: {i.message}" for i in slow))
+            retry = _retry(job, [incident.node for incident in slow], now)
+            return Judgement(failure=failure, retry=retry, incidents=slow, cleared=())
+        return _went_well(job, outcome, earlier, slow, now)
     raised = _exception(failure)
     same = next((attempt for attempt in earlier if raised and _raised(attempt) == raised), None)
     if same is not None and not _suspects(job, same) <= {member.node for member in job.members}:
@@ -120,18 +137,23 @@ def judge(
     incidents = _incidents([blamed] if blamed and guilty else [], failure.kind.value, failure.message, job, now)
     again = POLICY[failure.kind].retried and wanted and not job.cancelled
     if again and same is None and job.attempt < MAX_ATTEMPTS:
-        return Judgement(failure=failure, retry=_retry(job, blamed, now), incidents=incidents, cleared=())
+        retry = _retry(job, [blamed] if blamed else [], now)
+        return Judgement(failure=failure, retry=retry, incidents=incidents, cleared=())
     if job.attempt > 1:
         failure = failure.model_copy(update={"message": f"{failure.message} (attempt {job.attempt})"})
     return Judgement(failure=failure, retry=None, incidents=incidents, cleared=())
 
 
-def _went_well(job: Job, outcome: ProbeOutcome, earlier: Sequence[Job], now: datetime) -> Judgement:
+def _went_well(
+    job: Job, outcome: ProbeOutcome, earlier: Sequence[Job], slow: Sequence[NodeIncident], now: datetime
+) -> Judgement:
     raised = any(_raised(attempt) for attempt in earlier)
     members = [member.node for member in job.members]
     suspects = [node for node in job.avoid if raised and node not in members]
     message = "a probe that failed on it went well elsewhere"
-    incidents = [*straggles(job, outcome, now), *_incidents(suspects, FailureKind.CRASH.value, message, job, now)]
+    known = {incident.node for incident in slow}
+    lagging = [incident for incident in straggles(job, outcome, now) if incident.node not in known]
+    incidents = [*slow, *lagging, *_incidents(suspects, FailureKind.CRASH.value, message, job, now)]
     to_blame = {incident.node for incident in incidents}
     cleared = [node for node in members if node not in to_blame]
     return Judgement(failure=None, retry=None, incidents=incidents, cleared=cleared)
@@ -141,9 +163,9 @@ def _incidents(nodes: Sequence[str], kind: str, message: str, job: Job, now: dat
     return [NodeIncident(node=node, at=now, kind=kind, message=message, job_id=job.id) for node in nodes]
 
 
-def _retry(job: Job, blamed: str | None, now: datetime) -> Job:
-    """The next attempt at the same work; it avoids the node that is blamed for this one."""
-    avoid = dict.fromkeys((*job.avoid, *filter(None, [blamed])))
+def _retry(job: Job, blamed: Sequence[str], now: datetime) -> Job:
+    """The next attempt at the same work; it avoids the nodes that are blamed for this one."""
+    avoid = dict.fromkeys((*job.avoid, *blamed))
     return Job(
         id=uuid.uuid4().hex,
         purpose=job.purpose,
@@ -190,13 +212,49 @@ def _suspects(job: Job, earlier: Job) -> set[str]:
     return set(job.avoid) or {member.node for member in earlier.members}
 
 
+def slow_nodes(job: Job, calc_s: Mapping[int, float], now: datetime) -> Sequence[NodeIncident]:
+    """An incident for each node with a rank that is SLOW beside the ranks of other nodes that do the same work.
+
+    None where ranks share cores, as in `straggles`.
+
+    Args:
+        job: with its members.
+        calc_s: seconds that each rank computed, where it told.
+        now: the database's clock.
+    """
+    if _shares_cores(job):
+        return []
+    size = job.cluster.gpus_per_node
+    stages = job.request.plan.pp if isinstance(job.request, StepRequest) else 1
+    stage = {rank: rank * stages // job.cluster.devices for rank in calc_s}
+    found: dict[str, NodeIncident] = {}
+    for rank, mine_s in sorted(calc_s.items()):
+        others = [each for each in calc_s if stage[each] == stage[rank] and each // size != rank // size]
+        theirs_s = [calc_s[each] for each in others]
+        node = next((member.node for member in job.members if member.index == rank // size), None)
+        if not theirs_s or node is None or node in found:
+            continue
+        middle_s = median(theirs_s)
+        if mine_s > SLOW_RATIO * middle_s > 0.0 and mine_s - middle_s > SLOW_LEAST_S:
+            message = (
+                f"rank {rank} computed {mine_s:.3g} s for what took the other nodes {middle_s:.3g} s, "
+                f"{mine_s / middle_s:.1f} x as long"
+            )
+            found[node] = NodeIncident(node=node, at=now, kind=FailureKind.SLOW.value, message=message, job_id=job.id)
+    return list(found.values())
+
+
+def _shares_cores(job: Job) -> bool:
+    cluster = job.cluster
+    return cluster.node_cores is not None and cluster.node_cores < cluster.gpus_per_node
+
+
 def straggles(job: Job, outcome: ProbeOutcome, now: datetime) -> Sequence[NodeIncident]:
     """An incident for each node with a rank that computed STRAGGLER_RATIO longer than the median of its stage.
 
     None where ranks share cores: there each waits for the others' time slices, and no node is at fault.
     """
-    cluster = job.cluster
-    if cluster.node_cores is not None and cluster.node_cores < cluster.gpus_per_node:
+    if _shares_cores(job):
         return []
     incidents: dict[str, NodeIncident] = {}
     for reading in outcome.readings:

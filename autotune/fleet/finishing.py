@@ -2,24 +2,31 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 
 from autotune.fleet.eligibility import gang_fingerprint
 from autotune.fleet.failures import QUARANTINE_AT, STRAGGLER, STRAGGLES_AT, Judgement, judge, same_work
 from autotune.fleet.health import after_health_probe
 from autotune.fleet.scheduling import schedule
 from autotune.ports.fleet import FleetStore, Queue
-from autotune.specs import Job, JobPurpose, JobState, NodeIncident, NodeState, ProbeOutcome
+from autotune.specs import FailureKind, Job, JobPurpose, JobState, NodeIncident, NodeState, ProbeOutcome
 from autotune.specs.fleet import LOCAL
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ending:
-    """What the reports of a job's members amount to: the outcome, and the node that holds the cause of a failure."""
+    """What the reports of a job's members amount to.
+
+    Args:
+        outcome: readings or a failure.
+        blamed: the node that holds the cause of a failure, where it is known.
+        calc_s: seconds that each rank computed, by its number, where it told.
+    """
 
     outcome: ProbeOutcome
     blamed: str | None = None
+    calc_s: Mapping[int, float] = field(default_factory=dict)
 
 
 Merge = Callable[[Job], Ending]
@@ -81,11 +88,14 @@ def _judge(store: FleetStore, job: Job, ending: Ending) -> Judgement:
         if job.attempt > 1:
             ended = store.jobs(tuning_id=job.tuning_id, states={JobState.ENDED}, limit=MAX_JOBS)
             earlier = [each for each in ended if same_work(job, each)]
-    verdict = judge(job, ending.outcome, ending.blamed, earlier=earlier, wanted=wanted, now=store.now())
+    verdict = judge(
+        job, ending.outcome, ending.blamed, earlier=earlier, wanted=wanted, now=store.now(), calc_s=ending.calc_s
+    )
     if job.purpose is not JobPurpose.REGRESSION:
         return verdict
     # Ranks that straggle are what the check is about: it names them itself, and needs the same nodes to its end.
-    return replace(verdict, incidents=[each for each in verdict.incidents if each.kind != STRAGGLER])
+    measured = {STRAGGLER, FailureKind.SLOW.value}
+    return replace(verdict, incidents=[each for each in verdict.incidents if each.kind not in measured])
 
 
 MAX_JOBS = 100_000
@@ -109,4 +119,5 @@ def _hold_to_account(store: FleetStore, verdict: Judgement) -> None:
 
 
 def _blame(store: FleetStore, incident: NodeIncident) -> None:
-    store.blame_node(incident, quarantine_at=STRAGGLES_AT if incident.kind == STRAGGLER else QUARANTINE_AT)
+    at = {STRAGGLER: STRAGGLES_AT, FailureKind.SLOW.value: 1}
+    store.blame_node(incident, quarantine_at=at.get(incident.kind, QUARANTINE_AT))

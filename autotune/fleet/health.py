@@ -177,7 +177,7 @@ def check_quarantined(store: FleetStore, queue: Queue, pool: str) -> Sequence[st
         idle = [peer for peer in unmeasured if peer.name not in leased and _able(peer, cluster, now)]
         if not idle and any(_is_checked(store, leased.get(peer.name)) for peer in unmeasured):
             continue  # its peers are being measured
-        for each in idle or [node]:
+        for each in idle or unmeasured or [node]:
             if each.name not in waiting and each.name not in checked and _able(each, cluster, now):
                 _start(store, queue, each, cluster, health_requests(cluster)[0])
                 checked.append(each.name)

@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Protocol
 
-from autotune.errors import AutotuneError, StoreError
+from autotune.errors import AutotuneError, StoreAwayError, StoreError
 from autotune.specs import FailureKind, Job, JobState, MemberOrder, MemberReport, ProbeProgress, ProbeRequest
 
 if TYPE_CHECKING:
@@ -82,7 +82,6 @@ class Renewal:
         self._progress: ProbeProgress | None = None
         self._endpoint: str | None = None
         self._wake, self._closed = threading.Event(), threading.Event()
-        self._away = False
         self._thread = threading.Thread(target=self._renew_until_closed, name=f"renewal-{job.id}", daemon=True)
 
     def order(self, progress: ProbeProgress | None = None) -> MemberOrder:
@@ -123,11 +122,12 @@ class Renewal:
                 progress=progress,
                 endpoint=endpoint,
             )
+        except StoreAwayError:  # the store has said so
+            return
         except AutotuneError as error:
             if not self._closed.is_set():
-                self._note(away=True, reason=str(error))
+                log.warning("job %s: its lease was not renewed (%s)", self._job.id, error)
             return
-        self._note(away=False, reason="")
         self._forget(progress, endpoint)
 
     def _forget(self, progress: ProbeProgress | None, endpoint: str | None) -> None:
@@ -136,13 +136,6 @@ class Renewal:
             self._progress = None
         if self._endpoint is endpoint:
             self._endpoint = None
-
-    def _note(self, *, away: bool, reason: str) -> None:
-        if away and not self._away:
-            log.warning("job %s: the database does not answer, measuring goes on (%s)", self._job.id, reason)
-        elif self._away and not away:
-            log.info("job %s: the database answers again", self._job.id)
-        self._away = away
 
 
 # While this node cannot reach the database nobody may know whether its lease was swept, so it keeps its report for as
@@ -250,6 +243,7 @@ class NodeHandlers:
                 if self._heartbeat.stopping or time.monotonic() > give_up_at:
                     log.error("job %s: the report is lost (%s)", job_id, error)
                     return None
-                log.warning("job %s: not reported yet (%s)", job_id, error)
+                if not isinstance(error, StoreAwayError):
+                    log.warning("job %s: not reported yet (%s)", job_id, error)
             time.sleep(wait_s)
             wait_s = min(2 * wait_s, _LONGEST_RETRY_S)

@@ -20,8 +20,9 @@ from autotune.fleet.eligibility import obstacle_for
 from autotune.ports.fleet import FleetStore, Queue
 from autotune.specs import Job, JobPurpose, MemberState, Node, StepRequest
 
-START_LEASE_S = 60.0
-"""A member that has not begun by then is lost. Longer than a renewal's lease: its message may have to be sent again."""
+START_LEASES = 2.0
+"""A member that has not begun after so many times the silence that makes its node lost, is. More than once: its message
+may have to be sent again."""
 
 FAIRNESS_WINDOW = timedelta(hours=1)
 NOMINAL_JOB_S = 30.0
@@ -33,12 +34,13 @@ MAX_QUEUED_EACH = 200
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Grant:
-    """A job, its nodes in the order of ranks, the ranks to form, and whether they live already."""
+    """A job, its nodes in the order of ranks, the ranks to form, whether they live already, and until when to begin."""
 
     job: Job
     nodes: tuple[str, ...]
     world_id: str
     warm: bool
+    lease_s: float
 
 
 def choose(
@@ -95,7 +97,7 @@ def carry_out(store: FleetStore, queue: Queue, grants: Sequence[Grant]) -> Seque
     """Leases the nodes of each grant and tells them. Returns the jobs granted."""
     granted = []
     for grant in grants:
-        job = store.grant(grant.job.id, grant.nodes, lease_s=START_LEASE_S, world_id=grant.world_id, warm=grant.warm)
+        job = store.grant(grant.job.id, grant.nodes, lease_s=grant.lease_s, world_id=grant.world_id, warm=grant.warm)
         if job is not None:
             send(queue, job)
             granted.append(job)
@@ -157,7 +159,9 @@ def _grant(job: Job, free: Sequence[Node], nodes: Sequence[Node]) -> Grant:
     world = () if cold else _living_world(free, count, nodes)
     gang = world or _neighbours(free, count)
     world_id = world[0].world_id if world else job.id
-    return Grant(job=job, nodes=tuple(node.name for node in gang), world_id=world_id, warm=bool(world))
+    lease_s = START_LEASES * max(node.lost_after_s for node in gang)
+    names = tuple(node.name for node in gang)
+    return Grant(job=job, nodes=names, world_id=world_id, warm=bool(world), lease_s=lease_s)
 
 
 def _alike(nodes: Sequence[Node]) -> Sequence[list[Node]]:

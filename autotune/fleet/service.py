@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 from autotune.errors import InputError, StoreConflictError
 from autotune.fleet.advance import Campaign, process_owner
-from autotune.fleet.eligibility import LOST_AFTER_S, obstacle, why_waiting
+from autotune.fleet.eligibility import obstacle, why_waiting
 from autotune.fleet.finishing import Merge, finish
 from autotune.fleet.scheduling import schedule
 from autotune.fleet.sweeping import sweep
@@ -279,7 +279,7 @@ class FleetService:
 
         Raises UnknownNameError, and StoreConflictError while it lives or a job holds it.
         """
-        self._store.forget_node(name, silent_s=LOST_AFTER_S)
+        self._store.forget_node(name, silent_s=self._store.node(name).lost_after_s)
 
     def _live_jobs(self, tuning_id: str) -> set[str]:
         live = {JobState.QUEUED, JobState.GRANTED, JobState.REPORTED}

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable
 from datetime import datetime
 from typing import TypeVar
 
-from autotune.fleet.eligibility import LOST_AFTER_S
+from autotune.errors import StoreAwayError
 from autotune.fleet.finishing import Merge, finish
 from autotune.fleet.health import check_quarantined
 from autotune.fleet.scheduling import schedule, send
@@ -17,8 +17,8 @@ from autotune.specs import Job, JobState, Node
 
 log = logging.getLogger("autotune.fleet")
 
-CANARY_AFTER_S = 30.0
-"""A node that does nothing and was not heard of for so long is asked to prove that it consumes."""
+CANARY_AFTER = 0.5
+"""After this part of the silence that makes it lost an idle node is asked to prove that it consumes."""
 
 MAX_ADVANCED = 100
 """How many tunings a sweep has advanced, in turns. A thousand that wait for nodes would otherwise fill the tuners'
@@ -34,7 +34,8 @@ Item = TypeVar("Item")
 def sweep(store: FleetStore, queue: Queue, merge: Merge, times: FleetTimes) -> None:
     """One pass over everything that may be due. Safe at any time, and beside another one.
 
-    One broken record does not keep the others waiting: what an item raises is logged, and the rest goes on.
+    One broken record does not keep the others waiting: what an item raises is logged, and the rest goes on. Raises
+    StoreAwayError where the database does not answer.
     """
     store.expire_members(grace_s=times.lease_s)
     _each("end job", store.jobs(states={JobState.REPORTED}), lambda job: finish(store, queue, job, merge(job)))
@@ -53,14 +54,17 @@ def sweep(store: FleetStore, queue: Queue, merge: Merge, times: FleetTimes) -> N
 def is_canary_due(node: Node, now: datetime, sweep_every_s: float) -> bool:
     """Whether to ask an idle node to prove that it consumes: at once when silent, now and then when lost."""
     age_s = (now - node.heartbeat_at).total_seconds()
-    if age_s <= CANARY_AFTER_S or not node.session:
+    canary_after_s = CANARY_AFTER * node.lost_after_s
+    if age_s <= canary_after_s or not node.session:
         return False
-    return age_s <= LOST_AFTER_S or age_s % CANARY_AFTER_S < sweep_every_s
+    return age_s <= node.lost_after_s or age_s % canary_after_s < sweep_every_s
 
 
 def _each(what: str, items: Iterable[Item], act: Callable[[Item], object]) -> None:
     for item in items:
         try:
             act(item)
+        except StoreAwayError:
+            raise
         except Exception:
             log.exception("sweep: could not %s %s", what, item.id if isinstance(item, Job) else item)

@@ -249,7 +249,10 @@ def _plan(log: TrainingLog, stated: Stated) -> Plan:
         found["dp"] = stated.cluster.devices // max(rest, 1) or 1
     if found.get("tp") == 1:
         found["sequence_parallel"] = False  # there is nothing that it would split
-    return Plan.from_data(found, log.file.name)
+    data: dict[str, object] = dict(found)
+    if isinstance(modules := found.get("recompute_modules"), str):
+        data["recompute_modules"] = modules.split("+")
+    return Plan.from_data(data, log.file.name)
 
 
 def _merged(

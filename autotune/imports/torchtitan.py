@@ -164,8 +164,11 @@ def _config(log: TrainingLog, line: int, config: dict[str, Any]) -> None:
         degree = parallelism.get(name)
         if isinstance(degree, int) and (ours != "micro_batch" or parallelism.get("pipeline_parallel_degree", 1) > 1):
             log.state(ours, degree, line)
-    if _section(config, "activation_checkpoint").get("mode") in {"none", "full"}:
-        log.state("recompute", config["activation_checkpoint"]["mode"], line)
+    checkpoint = _section(config, "activation_checkpoint")
+    if checkpoint.get("mode") in {"none", "full"}:
+        log.state("recompute", checkpoint["mode"], line)
+    elif checkpoint.get("mode") == "selective" and checkpoint.get("selective_ac_option") == "op":
+        log.state("recompute", "op", line)
     if training.get("mixed_precision_param") in _DTYPES:
         log.state("dtype", _DTYPES[training["mixed_precision_param"]], line)
     schedule = str(parallelism.get("pipeline_parallel_schedule", "")).lower()

@@ -6,16 +6,21 @@ Nothing is read at import: `create_app` is given the settings. Tasks are install
 
 from __future__ import annotations
 
+import logging
+import re
 from collections.abc import Mapping, Sequence
 from enum import StrEnum
 from typing import Annotated, Any
+from urllib.parse import urlsplit
 
 from celery import Celery
+from kombu.transport import TRANSPORT_ALIASES
 from pydantic import Field, TypeAdapter, ValidationError
 
-from autotune.errors import InputError
+from autotune.errors import InputError, Presence, masked
 from autotune.settings import BROKER_VARIABLE, Settings
 
+BROKER = Presence("the broker", logging.getLogger("autotune.queue"))
 TUNER_QUEUE = "tuner"
 SWEEP_QUEUE = "sweep"  # of the tuners too, but never behind a thousand tunings that wait to be advanced
 LONGEST_DEADLINE_S = 3600
@@ -26,6 +31,11 @@ VISIBILITY_TIMEOUT_S = 2 * LONGEST_DEADLINE_S
 SEND_TIMEOUT_S = 3.0
 _CHECK_CONNECTION_S = 10  # kombu drops a silent BRPOP connection after this and its own timeout
 _START_S = 60.0  # a worker process may take this long to say that it is up, on a machine that is busy measuring
+
+
+_DATABASE = re.compile("(/[0-9]*)?")
+_PLAIN = re.compile(r"([\w+.-]+://[^@\s'\"]*@)?[^@\s'\"]*")
+_ESCAPES = "in a password write @ as %40, / as %2F, ? as %3F and # as %23"
 
 
 def node_queue(node: str) -> str:
@@ -39,8 +49,8 @@ def create_app(settings: Settings) -> Celery:
     Raises:
         InputError: the broker's URL is not one of Redis.
     """
-    if not settings.broker_url.startswith(("redis://", "rediss://", "redis+socket://")):
-        raise InputError(BROKER_VARIABLE, shown(settings.broker_url), "give a redis:// or rediss:// URL")
+    _require_redis(settings.broker_url)
+    TRANSPORT_ALIASES.update(dict.fromkeys(("redis", "rediss"), "autotune.queue.consumer:StrictTransport"))
     app = Celery("autotune", broker=_verified(settings.broker_url), set_as_current=False, changes=None)
     app.conf.update(_configuration())
     return app
@@ -64,7 +74,6 @@ def _configuration() -> dict[str, Any]:
         "task_acks_late": True,
         "task_reject_on_worker_lost": True,
         "worker_prefetch_multiplier": 1,
-        "worker_consumer": "autotune.queue.consumer:StrictConsumer",
         # What measures goes on measuring while Redis is away; its message may come again and will be dropped.
         "worker_cancel_long_running_tasks_on_connection_loss": False,
         "broker_connection_retry_on_startup": True,
@@ -96,10 +105,17 @@ def _transport_options() -> dict[str, Any]:
     }
 
 
-def shown(url: str) -> str:
-    """A URL without what may be a password."""
-    scheme, _, rest = url.partition("://")
-    return f"{scheme}://{rest.rpartition('@')[2]}"
+def _require_redis(url: str) -> None:
+    """Raises InputError for what is no URL of Redis, without what may be a password in it."""
+    try:
+        parts = urlsplit(url)
+        of_server = parts.scheme in {"redis", "rediss"} and parts.hostname and _DATABASE.fullmatch(parts.path)
+        known = (bool(of_server) and parts.port != 0) or parts.scheme == "redis+socket"
+    except ValueError:
+        known = False
+    if not known or parts.fragment or "@" in parts.path + parts.query:
+        value = masked(url) if _PLAIN.fullmatch(url) else "what was given"
+        raise InputError(BROKER_VARIABLE, value, f"give redis://[USER:PASSWORD@]HOST[:PORT][/NUMBER]; {_ESCAPES}")
 
 
 MAX_TOKEN = 2**63 - 1

@@ -1,72 +1,139 @@
-"""StrictConsumer: Celery's consumer, which sees only messages of the kind that autotune.queue.sending sends.
+"""What a worker takes from the broker: only messages of the kind that autotune.queue.sending sends.
 
-Celery trusts headers and body of what is in its queue: a task's name that is a list, or a body that is null, ends its
-worker, which gives the message back as it goes, and so on for ever. And a message could ask for time limits, delays
-and further tasks. Here whatever is not plainly one of our tasks is dropped with a line in the log.
+Kombu and Celery trust what is in their queues: an envelope that is no JSON, a header that is a list or a body that is
+null ends a worker, which gives the message back as it goes, and so on for ever; a compressed body is unpacked whatever
+its size; and a message could ask for time limits, delays and further tasks. Here whatever is not plainly one of our
+tasks is dropped with a line in the log, before kombu has seen more of it than its bytes.
 """
 
 from __future__ import annotations
 
+import base64
 import json
 import logging
-from collections.abc import Callable
+import re
+from collections.abc import Sequence
 from typing import Any
 
 from celery import bootsteps
-from celery.worker.consumer import Consumer
 from celery.worker.state import reserved_requests
+from kombu.transport import redis
 
-from autotune.queue.app import TaskName
+from autotune.queue.app import MAX_TUNINGS, TaskName
 
 log = logging.getLogger("autotune.consumer")
-Receive = Callable[[Any], None]
-_TEXTS = ("task", "id")
+
+MAX_MESSAGE_BYTES = 128 * MAX_TUNINGS
+"""The largest of ours names that many tunings, in base64."""
+
+_ID = re.compile(r"[\w.-]{1,64}", re.ASCII)
 _NOT_USED = ("eta", "expires", "group", "group_index", "shadow", "compression")
 _EMPTY = {"timelimit": (None, [None, None]), "retries": (None, 0), "stamps": (None, {})}
 
 
-class StrictConsumer(Consumer):  # type: ignore[misc]
-    """What create_app configures as every worker's consumer."""
+class StrictQoS(redis.QoS):
+    """What was delivered and not acknowledged."""
 
-    def create_task_handler(self, *arguments: Any, **named: Any) -> Receive:
-        """Celery's handler, behind the check."""
-        handle: Receive = super().create_task_handler(*arguments, **named)
-
-        def receive(message: Any) -> None:
-            fault = fault_of(message)
-            if not fault:
-                handle(message)
-                return
-            log.warning("dropped a message: %s", fault)
-            message.reject_log_error(log, self.connection_errors)
-
-        return receive
+    def restore_by_tag(self, tag: Any, client: Any = None, leftmost: bool = False) -> None:
+        """Gives a message back; drops one that cannot be read."""
+        try:
+            super().restore_by_tag(tag, client, leftmost)  # type: ignore[no-untyped-call]
+        except (ValueError, TypeError, RecursionError) as error:
+            log.warning("dropped a message that was not acknowledged: %s", type(error).__name__)
+            self._remove_from_indices(tag).execute()  # type: ignore[no-untyped-call]
 
 
-def fault_of(message: Any) -> str:
-    """Why a kombu message is not one of ours; empty if it is."""
-    headers = message.headers
-    if not all(isinstance(headers.get(name), str) for name in _TEXTS):
+class StrictChannel(redis.Channel):
+    """A channel whose consumers get messages of ours alone."""
+
+    QoS = StrictQoS
+
+    def _create_client(self, asynchronous: bool = False) -> Any:
+        client = super()._create_client(asynchronous)  # type: ignore[no-untyped-call]
+        client.set_response_callback("BRPOP", _accepted)
+        return client
+
+
+class StrictTransport(redis.Transport):
+    """What create_app has kombu use for Redis."""
+
+    Channel = StrictChannel
+
+
+def _accepted(popped: Sequence[bytes] | None, **_: Any) -> Sequence[bytes] | None:
+    """What a queue gave, if it is one of our messages; None, as of an empty queue, if not."""
+    fault = fault_of(popped[1]) if popped else ""
+    if fault:
+        log.warning("dropped a message: %s", fault)
+    return None if fault else popped
+
+
+def fault_of(raw: bytes) -> str:
+    """Why what lies in a queue is not one of our messages; empty if it is."""
+    if len(raw) > MAX_MESSAGE_BYTES:
+        return f"it has {len(raw)} bytes, and {MAX_MESSAGE_BYTES} are allowed"
+    envelope = _read(raw)
+    if not isinstance(envelope, dict):
+        return "it is no JSON object"
+    headers, properties = envelope.get("headers"), envelope.get("properties")
+    if not isinstance(headers, dict) or not isinstance(properties, dict):
+        return "it has no headers or properties"
+    return _fault_of_headers(headers) or _fault_of_properties(properties) or _fault_of_body(envelope)
+
+
+def _read(raw: bytes) -> Any:
+    """A JSON value; None for what is not plain JSON (kombu would make other objects of some)."""
+    try:
+        return json.loads(raw, object_hook=_plain)
+    except (ValueError, RecursionError):
+        return None
+
+
+def _plain(found: dict[str, Any]) -> dict[str, Any]:
+    if "__type__" in found:
+        raise ValueError("not a plain object")
+    return found
+
+
+def _fault_of_headers(headers: dict[str, Any]) -> str:
+    task = headers.get("task")
+    if not isinstance(task, str) or not _is_id(headers.get("id")):
         return "it names no task"
-    if headers["task"] not in set(TaskName):
-        return f"there is no task {headers['task'][:80]!r}"
+    if task not in set(TaskName):
+        return f"there is no task {task[:80]!r}"
     if any(headers.get(name) is not None for name in _NOT_USED):
-        return "it asks for a delay, a group or the like"
+        return "it is compressed, or asks for a delay, a group or the like"
     if any(headers.get(name) not in allowed for name, allowed in _EMPTY.items()):
         return "it asks for limits, retries or stamps"
-    return _fault_of_body(message)
+    return ""
 
 
-def _fault_of_body(message: Any) -> str:
-    if message.content_type != "application/json":
-        return "it is no JSON"
-    try:
-        body = json.loads(message.body)
-    except (TypeError, ValueError, RecursionError):
+def _fault_of_properties(properties: dict[str, Any]) -> str:
+    route = properties.get("delivery_info")
+    if not isinstance(route, dict) or not all(isinstance(route.get(name), str) for name in ("exchange", "routing_key")):
+        return "it has no route"
+    if not _is_id(properties.get("delivery_tag")):
+        return "it has no tag"
+    if not all(isinstance(properties.get(name), str | None) for name in ("correlation_id", "reply_to")):
+        return "it asks for an answer in an unknown way"
+    return "" if isinstance(properties.get("priority"), int | None) else "its priority is no number"
+
+
+def _fault_of_body(envelope: dict[str, Any]) -> str:
+    how = (envelope.get("content-type"), envelope.get("content-encoding"))
+    if how != ("application/json", "utf-8") or envelope["properties"].get("body_encoding") != "base64":
         return "its body is no JSON"
+    try:
+        body = _read(base64.b64decode(envelope.get("body", ""), validate=True))
+    except (ValueError, TypeError):
+        return "its body is no base64"
     if not (isinstance(body, list) and [type(part) for part in body] == [list, dict, dict]):
         return "its body is no call"
     return "it asks for further tasks" if any(part is not None for part in body[2].values()) else ""
+
+
+def _is_id(found: Any) -> bool:
+    return isinstance(found, str) and _ID.fullmatch(found) is not None
 
 
 _EVERY_S = 2.0

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import math
 import time
 from collections.abc import Callable, Sequence
@@ -11,12 +10,10 @@ from typing import TYPE_CHECKING, TypeVar
 from kombu.exceptions import KombuError
 from redis.exceptions import RedisError
 
-from autotune.queue.app import SWEEP_QUEUE, TUNER_QUEUE, TaskName, node_queue
+from autotune.queue.app import BROKER, SWEEP_QUEUE, TUNER_QUEUE, TaskName, node_queue
 
 if TYPE_CHECKING:
     from celery import Celery
-
-log = logging.getLogger("autotune.queue")
 
 Answer = TypeVar("Answer")
 
@@ -27,7 +24,7 @@ _AWAY_S = 3.0
 
 
 class CeleryQueue:
-    """Sends ids; says False, and why in the log, when the broker does not take them. May be used by several threads.
+    """Sends ids; says False when the broker does not take them. May be used by several threads.
 
     A broker that does not answer costs seconds. After that it is taken to be away for a moment, and sending gives False
     at once: a sweep sends again what is due.
@@ -69,18 +66,18 @@ class CeleryQueue:
                 connection.default_channel.queue_purge(node_queue(node))
             return True
 
-        return self._ask(purge, f"what waits for node {node} was not dropped") is not None
+        return self._ask(purge) is not None
 
     def answers(self) -> bool:
-        """Whether the broker is there. Whoever asks says so: nothing is logged."""
-        return self._ask(self._counted(TUNER_QUEUE)) is not None
+        """Whether the broker is there. Whoever asks says so: its absence is not logged."""
+        return self._ask(self._counted(TUNER_QUEUE), quietly=True) is not None
 
     def close(self) -> None:
         """Closes the connections to the broker."""
         self._app.close()
 
     def _send_unless_many_wait(self, task: TaskName, arguments: tuple[str | int, ...], queue: str) -> bool:
-        waiting = self._ask(self._counted(queue), f"{task}{arguments} was not sent")
+        waiting = self._ask(self._counted(queue))
         if waiting is None:
             return False
         return waiting >= _MAX_WAITING or self._send(task, arguments, queue)
@@ -90,7 +87,7 @@ class CeleryQueue:
             self._app.send_task(str(task), args=arguments, queue=queue, retry=False)
             return True
 
-        return self._ask(send, f"{task}{arguments} was not sent") is not None
+        return self._ask(send) is not None
 
     def _counted(self, queue: str) -> Callable[[], int]:
         """What asks how many messages wait in a queue."""
@@ -101,8 +98,8 @@ class CeleryQueue:
 
         return count
 
-    def _ask(self, ask: Callable[[], Answer], otherwise: str = "") -> Answer | None:
-        """What the broker answers; None if it does not, or did not a moment ago. `otherwise` is for the log."""
+    def _ask(self, ask: Callable[[], Answer], *, quietly: bool = False) -> Answer | None:
+        """What the broker answers; None if it does not, or did not a moment ago."""
         if time.monotonic() < self._away_until_s:
             return None
         if self._away_until_s:
@@ -110,9 +107,10 @@ class CeleryQueue:
         answer = None
         try:
             answer = ask()
+            BROKER.back()
         except (KombuError, RedisError, OSError) as error:
-            if otherwise:
-                log.warning("%s: the broker does not answer, it is left alone for %g s (%s)", otherwise, _AWAY_S, error)
+            if not quietly:
+                BROKER.away(error)
         finally:
             self._away_until_s = 0.0 if answer is not None else time.monotonic() + _AWAY_S
         return answer

@@ -10,17 +10,17 @@ from __future__ import annotations
 import logging
 import uuid
 from collections import Counter
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Sequence
 from datetime import datetime
 
-from autotune.errors import AutotuneError, StoreConflictError, UnknownNameError
+from autotune.errors import AutotuneError, StoreAwayError, StoreConflictError, UnknownNameError
 from autotune.fleet.eligibility import common_environment, gang_fingerprint, obstacle
 from autotune.fleet.finishing import Merge
 from autotune.fleet.scheduling import schedule
 from autotune.fleet.service import FleetService, submission_of
 from autotune.ports.fleet import Queue
 from autotune.ports.regression import FleetRegressionStore
-from autotune.regression.alerts import Sender, deliver
+from autotune.regression.alerts import Outbox
 from autotune.regression.lifecycle import Stand, deadline_s, end, stand_of
 from autotune.regression.protocol import Wanted, is_interrupted, measured
 from autotune.regression.selection import Selection, on_turn, retune_budget, select
@@ -54,7 +54,7 @@ class FleetRegression:
         queue: carries ids.
         merge: what the reports of a job's members amount to.
         service: submits the tunings that follow.
-        senders: tell incidents.
+        outbox: tells incidents.
     """
 
     def __init__(
@@ -63,24 +63,24 @@ class FleetRegression:
         queue: Queue,
         merge: Merge,
         service: FleetService,
-        senders: Mapping[AlertChannel, Sender],
+        outbox: Outbox,
     ) -> None:
         self._store, self._queue, self._merge, self._service = store, queue, merge, service
-        self._senders = senders
+        self._outbox = outbox
 
     def begin(self, budget_gpu_s: float | None) -> None:
         """Begins a night's checks; those that are under way are not begun twice."""
         start_regression(self._store, budget_gpu_s=budget_gpu_s)
 
     def sweep(self) -> None:
-        """Moves all checks on, and sends alerts."""
-        channels = tuple(self._senders)
+        """Moves all checks on, and has alerts sent, for which it does not wait."""
+        self._outbox.send()
+        channels = self._outbox.channels
         advance_regression(self._store, self._queue, self._merge, service=self._service, channels=channels)
-        deliver(self._store, self._senders)
 
     def advance(self, job_id: str) -> None:
         """Moves the check on that a job measured for."""
-        channels = tuple(self._senders)
+        channels = self._outbox.channels
         advance_after(self._store, self._queue, self._merge, job_id, service=self._service, channels=channels)
 
 
@@ -133,6 +133,8 @@ def advance_regression(
                 found = advance_check(store, queue, merge, check, channels=channels)
             else:
                 found = _abandoned(store, check, stand_of(store, check))
+        except StoreAwayError:
+            raise
         except Exception:
             log.exception("check %s could not be advanced", check.id)
             continue

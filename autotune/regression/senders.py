@@ -6,14 +6,18 @@ import hashlib
 import hmac
 import http.client
 import json
+import pickle
+import signal
 import smtplib
 import ssl
+import subprocess
+import sys
 import urllib.error
 import urllib.request
 from collections.abc import Callable
 from datetime import datetime
 from email.message import EmailMessage, Message
-from typing import IO, Any
+from typing import IO, Any, Protocol
 from urllib.parse import unquote, urlsplit
 
 from autotune.errors import InputError
@@ -21,6 +25,59 @@ from autotune.settings import ALERT_EMAIL_VARIABLE, SMTP_VARIABLE, WEBHOOK_SECRE
 from autotune.specs.regression import Alert, AlertEvent
 
 MAX_SUBJECT = 120
+SEND_DEADLINE_S = 10.0
+"""How long sending one alert may take in all: finding the address, connecting, writing, and reading the answer."""
+
+
+class SendError(Exception):
+    """An alert was not taken. The text holds no secret."""
+
+
+class Sender(Protocol):
+    """One channel."""
+
+    def send(self, alert: Alert) -> None:
+        """Sends one alert. Raises SendError."""
+
+
+class InTime:
+    """Sends in a process of its own, which is killed at the deadline.
+
+    Timeouts of sockets begin anew with every byte, and looking up a name has none: a receiver that sends a byte a
+    second would hold its sender for ever.
+
+    Args:
+        sender: does the sending; it is pickled.
+        deadline_s: for one alert, in seconds.
+    """
+
+    def __init__(self, sender: Sender, deadline_s: float = SEND_DEADLINE_S) -> None:
+        self._sender, self._deadline_s = sender, deadline_s
+
+    def send(self, alert: Alert) -> None:
+        """Sends one alert. Raises SendError, at the deadline at the latest."""
+        task = pickle.dumps((self._sender, alert, self._deadline_s))
+        command = [sys.executable, "-P", "-c", f"from {__name__} import send_here; send_here()"]
+        try:
+            ended = subprocess.run(command, input=task, capture_output=True, timeout=self._deadline_s, check=False)
+        except subprocess.TimeoutExpired:
+            raise SendError(f"it was not taken within {self._deadline_s:g} s") from None
+        except OSError as error:
+            raise SendError(f"no process could be started to send it: {error.strerror}") from None
+        if ended.returncode:
+            raise SendError(ended.stdout.decode() or f"the process that was to send it ended with {ended.returncode}")
+
+
+def send_here() -> None:
+    """What InTime's process does: sends the alert on its standard input; says why not, and exits with 1."""
+    sender, alert, deadline_s = pickle.load(sys.stdin.buffer)
+    signal.signal(signal.SIGALRM, signal.SIG_DFL)
+    signal.setitimer(signal.ITIMER_REAL, deadline_s)  # whoever started it may be gone by then
+    try:
+        sender.send(alert)
+    except SendError as error:
+        sys.stdout.write(str(error))
+        sys.exit(1)
 
 
 def payload(alert: Alert) -> dict[str, Any]:
@@ -77,11 +134,6 @@ def text(alert: Alert) -> str:
 # constant time, refuses timestamps that are minutes old, and drops a key that it has seen.
 
 SIGNATURE_HEADER, KEY_HEADER = "Autotune-Signature", "Idempotency-Key"
-WEBHOOK_TIMEOUT_S = 10.0
-
-
-class SendError(Exception):
-    """An alert was not taken. The text holds no secret."""
 
 
 def signature(secret: str, body: bytes, seconds: int) -> str:
@@ -117,7 +169,6 @@ class Webhook:
         if not secret:
             raise InputError(WEBHOOK_SECRET_VARIABLE, None, f"{WEBHOOK_VARIABLE} needs a secret to sign with")
         self._url, self._secret, self._clock = url, secret, clock
-        self._opener = urllib.request.build_opener(_NoRedirects())
 
     def send(self, alert: Alert) -> None:
         """Sends one alert. Raises SendError unless the answer is 2xx."""
@@ -130,7 +181,7 @@ class Webhook:
         }
         request = urllib.request.Request(self._url, data=body, headers=headers, method="POST")
         try:
-            with self._opener.open(request, timeout=WEBHOOK_TIMEOUT_S):
+            with urllib.request.build_opener(_NoRedirects()).open(request, timeout=SEND_DEADLINE_S):
                 pass
         except urllib.error.HTTPError as error:
             with error:
@@ -153,7 +204,6 @@ def _reason(error: Exception) -> Any:
 
 
 PORTS = {"smtp": 25, "smtps": 465}
-SMTP_TIMEOUT_S = 15.0
 
 
 class Mail:
@@ -205,9 +255,9 @@ class Mail:
     def _connect(self) -> smtplib.SMTP:
         if self._tls:
             context = ssl.create_default_context()
-            server: smtplib.SMTP = smtplib.SMTP_SSL(self._host, self._port, timeout=SMTP_TIMEOUT_S, context=context)
+            server: smtplib.SMTP = smtplib.SMTP_SSL(self._host, self._port, timeout=SEND_DEADLINE_S, context=context)
         else:
-            server = smtplib.SMTP(self._host, self._port, timeout=SMTP_TIMEOUT_S)
+            server = smtplib.SMTP(self._host, self._port, timeout=SEND_DEADLINE_S)
         server.ehlo()
         return server
 

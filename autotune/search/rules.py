@@ -25,7 +25,7 @@ from autotune.cost.table import (
     module_bits,
     modules_of,
 )
-from autotune.specs import ClusterSpec, DType, FrameworkName, ModelSpec, Module, Workload
+from autotune.specs import ClusterSpec, DType, FrameworkName, ModelSpec, Module, Position, Workload
 
 Integers = npt.NDArray[np.int64]
 
@@ -169,6 +169,12 @@ MODEL_RULES = (
     _torch_only(
         lambda case: _all_rows(case, case.workload.dtype is DType.FP8),
         lambda case, i: "the step probe trains in fp32, bf16 and fp16, not fp8",
+    ),
+    _torch_only(
+        lambda case: _all_rows(case, case.model.position is Position.ROPE and case.model.head_dim % 2 != 0),
+        lambda case, i: (
+            f"the step probe rotates halves of a head: head_dim {case.model.head_dim} is not divisible by 2"
+        ),
     ),
     _torch_only(
         lambda case: _all_rows(case, bool(case.workload.not_probed())),
@@ -389,7 +395,7 @@ CHOICE_RULES = (
     Rule(
         lambda case: (
             (case.table.schedule == INTERLEAVED) & (case.model.layers % case.chunks != 0)
-            if case.runtime is Runtime.ANY and case.workload.framework not in TODAYS
+            if case.runtime is Runtime.ANY and case.workload.framework not in TODAYS | {FSDP}
             else _all_rows(case, False)
         ),
         lambda case, i: (

@@ -33,6 +33,7 @@ class Node(Spec):
     `pool` is the name of the cluster that it belongs to. `slots` are the devices that the worker found,
     `topology` the place in the network ("rack1/switch2"), by which ranks are ordered. `address` is where the
     other nodes reach it. `environment_key` is the fingerprint's without the hostname: nodes of one gang agree in it.
+    `lost_after_s`: silent for so long it is lost; its worker's settings say that, and how often it is heard of.
     `session` is the worker process that registered last; an older one is evicted. It is empty once that worker has
     ended in order: the node gets nothing until one registers again. `heartbeat_at` is
     renewed only by a task that the worker consumed or by the renewal of a lease. `failures` counts jobs in a row that
@@ -55,6 +56,7 @@ class Node(Spec):
     reason: str = ""
     failures: int = 0
     world_id: str = ""
+    lost_after_s: Annotated[float, Field(gt=0)] = 60.0
     registered_at: datetime
     heartbeat_at: datetime
 

@@ -222,6 +222,7 @@ class FailureKind(StrEnum):
     LOST = "lost"  # the process that ran the probe is gone
     CANCELLED = "cancelled"
     UNAVAILABLE = "unavailable"  # ranks could not be started at all
+    SLOW = "slow"  # a node computed so much slower than the others that the figures are the node's
 
 
 class Failure(Spec):

@@ -36,6 +36,7 @@ _PRECEDENCE = (
     FailureKind.CRASH,
     FailureKind.COMMUNICATION,
     FailureKind.HANG,
+    FailureKind.SLOW,
 )
 _TAIL_LINES = 30
 _TAIL_BYTES = 1 << 16

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -26,7 +27,7 @@ from autotune.specs import (
     StepRequest,
 )
 from probes.launch.failures import RankFailure, precedence
-from probes.reports import merge_collective, merge_layer, merge_step
+from probes.reports import layer_calc_s, merge_collective, merge_layer, merge_step
 
 MODULES = {"collective": "probes.collective", "layer": "probes.layer", "step": "probes.step"}
 """The module that runs each kind of request on a rank."""
@@ -104,6 +105,28 @@ def merged_outcome(
         setup_s=setup_s + build_s,
         log_path=next((report.log_dir for report in reports if report.log_dir), None),
     )
+
+
+def computing_s(request: ProbeRequest, members: Sequence[JobMember]) -> dict[int, float]:
+    """Seconds that each rank computed in a layer probe or in the traced step, whatever it waited for others.
+
+    Empty where nobody told, or not plainly.
+
+    Args:
+        request: what the ranks were asked.
+        members: of the gang.
+    """
+    reports = _by_rank(members)
+    try:
+        if isinstance(request, LayerRequest):
+            found = {rank: layer_calc_s(report) for rank, report in reports.items()}
+        elif isinstance(request, StepRequest):
+            found = {rank: float(report["trace"]["calc_s"]) for rank, report in reports.items() if report["trace"]}
+        else:
+            found = {}
+    except _MALFORMED:
+        return {}
+    return found if all(math.isfinite(time_s) for time_s in found.values()) else {}
 
 
 def blamed_node(members: Sequence[JobMember]) -> str | None:

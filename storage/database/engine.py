@@ -2,23 +2,32 @@
 
 from __future__ import annotations
 
+import logging
 import os
+import re
 import sqlite3
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import closing, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from urllib.parse import quote
 
 from sqlalchemy import URL, Connection, Engine, QueuePool, create_engine, event, make_url
-from sqlalchemy.exc import ArgumentError, DBAPIError, SQLAlchemyError
+from sqlalchemy.exc import ArgumentError, DBAPIError, OperationalError, SQLAlchemyError
 
-from autotune.errors import InputError, StoreError, StoreReadOnlyError
+from autotune.errors import InputError, Presence, StoreAwayError, StoreError, StoreReadOnlyError, masked
 from storage.database.columns import ALONE, READ, WRITE
 
+log = logging.getLogger("autotune.store")
+
 BUSY_TIMEOUT_S = 30.0
+ESCAPES = "@ as %40, / as %2F, ? as %3F and # as %23"
 ALLOWED = "give sqlite:///PATH or postgresql://USER@HOST/NAME"
+
+
+_PRESENCES: dict[str, Presence] = {}
+"""Whether this process reaches a server, by URL: the same for all its stores, and what its children begin with."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -27,16 +36,18 @@ class Location:
 
     url: URL
     path: Path | None
+    presence: Presence = field(default_factory=lambda: Presence("the database", log, is_there=None), compare=False)
 
     @property
     def name(self) -> str:
         """The database as people may see it: without password and options."""
-        return str(self.path) if self.path else self.url.set(query={}).render_as_string(hide_password=True)
+        return masked(str(self.path)) if self.path else self.url.set(query={}).render_as_string(hide_password=True)
 
     @property
-    def secret(self) -> str:
-        """The password, so that messages can be cleaned of it."""
-        return self.url.password or ""
+    def secrets(self) -> Sequence[str]:
+        """The passwords, so that messages can be cleaned of them."""
+        given = (self.url.password, self.url.query.get("password"), self.url.query.get("sslpassword"))
+        return [str(each) for each in given if each]
 
 
 def locate(url: str) -> Location:
@@ -46,13 +57,23 @@ def locate(url: str) -> Location:
     except (ArgumentError, ValueError):
         raise StoreError(f"the database URL cannot be read; {ALLOWED}") from None
     if parsed.drivername in {"postgres", "postgresql", "postgresql+psycopg"}:
-        return Location(url=parsed.set(drivername="postgresql+psycopg"), path=None)
+        if _is_ambiguous(url):  # what follows an @ would be taken for the host, and shown
+            raise StoreError(f"the database URL cannot be read: in a name or password write {ESCAPES}; {ALLOWED}")
+        presence = _PRESENCES.setdefault(url, Presence("the database", log, is_there=None))
+        return Location(url=parsed.set(drivername="postgresql+psycopg"), path=None, presence=presence)
     if parsed.drivername not in {"sqlite", "sqlite+pysqlite"}:
         raise StoreError(f"database driver {parsed.drivername!r} is not supported; {ALLOWED}")
     if not parsed.database or parsed.database == ":memory:" or "\0" in parsed.database or parsed.query:
-        raise StoreError(f"a SQLite database must be a plain file, not {parsed.render_as_string()!r}; {ALLOWED}")
+        raise StoreError(f"a SQLite database must be a plain file; {ALLOWED}")
     path = Path(parsed.database).absolute()
     return Location(url=parsed.set(drivername="sqlite", database=str(path)), path=path)
+
+
+def _is_ambiguous(url: str) -> bool:
+    """Whether an @ is anywhere but once between user and host."""
+    rest = url.partition("://")[2]
+    authority = re.split("[/?#]", rest, maxsplit=1)[0]
+    return rest.count("@") > min(authority.count("@"), 1)
 
 
 def build_engine(location: Location, *, read_only: bool) -> Engine:
@@ -170,26 +191,41 @@ def _begin(connection: Connection) -> None:
 
 # https://www.postgresql.org/docs/current/errcodes-appendix.html
 READ_ONLY_TRANSACTION = "25006"
+_AWAY = ("08", "57P", "53300")  # connection exceptions; shut down, crashed, starting; too many connections
 INSUFFICIENT_PRIVILEGE = "42501"
 NUL_REFUSED = "cannot contain NUL"  # psycopg: no such text can be in the database, so nothing has that name
 
 
 @contextmanager
 def translated(location: Location) -> Iterator[None]:
-    """Turns database errors into StoreError and StoreReadOnlyError, without a password; our own pass unchanged.
+    """Turns database errors into StoreError and its kinds, without a password; our own pass unchanged.
 
-    A name with a NUL, which PostgreSQL cannot even be asked for, is an InputError.
+    A server that went away, or came back, is told in the log once. A name with a NUL, which PostgreSQL cannot even be
+    asked for, is an InputError.
     """
     try:
         yield
     except DBAPIError as error:
         if NUL_REFUSED in str(error.orig):
             raise InputError("name", "...\x00...", "text without NUL characters") from error
+        if location.path is None and _is_away(error):
+            reason = _clean(error.orig or error, location)
+            location.presence.away(reason)
+            raise StoreAwayError(f"{location.name}: {reason}") from error
         raise _fault(error.orig or error, location) from error
     except sqlite3.Error as error:
         raise _fault(error, location) from error
     except SQLAlchemyError as error:
         raise StoreError(f"{location.name}: {_clean(error, location)}") from error
+    else:
+        location.presence.back()
+
+
+def _is_away(error: DBAPIError) -> bool:
+    """Whether the connection was lost or could not be made, rather than a statement refused."""
+    state = getattr(error.orig, "sqlstate", None)
+    lost = isinstance(error, OperationalError) and (state is None or state.startswith(_AWAY))
+    return error.connection_invalidated or lost
 
 
 def _fault(error: BaseException, location: Location) -> StoreError:
@@ -230,4 +266,6 @@ def _cannot_open(location: Location) -> StoreError:
 def _clean(error: BaseException, location: Location) -> str:
     """The first line of the message, without the password wherever it may stand."""
     text = next((line for line in str(error).splitlines() if line.strip()), type(error).__name__)
-    return text.replace(location.secret, "***") if location.secret else text
+    for secret in location.secrets:
+        text = text.replace(secret, "***")
+    return masked(text)

@@ -18,7 +18,7 @@ from storage.tunings.rows import values
 
 INVENTORY = (
     "pool", "address", "topology", "slots", "nics", "cores", "memory_bytes", "fingerprint_key", "environment_key",
-    "session",
+    "session", "lost_after_s",
 )  # fmt: skip
 STANDING = ("name", "reason", "failures", "world_id", "registered_at", "heartbeat_at")
 

@@ -40,6 +40,7 @@ class NodeRow(Base):
     reason: Mapped[Free]
     failures: Mapped[int]
     world_id: Mapped[str]
+    lost_after_s: Mapped[float] = mapped_column(server_default="60")
     registered_at: Mapped[Moment]
     heartbeat_at: Mapped[Moment]
     forgotten_at: Mapped[datetime | None] = mapped_column(UtcDateTime)

@@ -24,14 +24,17 @@ from autotune.specs import (
     ClusterSpec,
     CollectiveOp,
     CollectiveRequest,
+    EventKind,
     FailureKind,
     Job,
     JobPurpose,
     JobState,
+    LayerRequest,
     MemberState,
     NodeIncident,
     NodeState,
     Space,
+    StepRequest,
     TrialState,
     Tuning,
     TuningState,
@@ -236,6 +239,34 @@ def test_a_quarantined_node_is_never_free_while_a_hand_takes_it_over(
     assert (node.reason, node.failures) == ("its fan is broken", 0)
 
 
+def test_a_node_at_a_tenth_of_the_speed_is_measured_told_and_left_out(store: SqlStore) -> None:
+    world = World(store, pool_cluster(nodes=3, gpus_per_node=2))
+    world.join("a", "b", "c")
+    world.speed["b"] = 0.1
+    tuning_id = world.submit(2, budget=TWO)
+    world.settle()
+    assert store.tuning(tuning_id).state is TuningState.DONE
+    assert world.nodes_ready() == {"a", "c"}
+    figures = "rank 2 computed 0.2 s for what took the other nodes 0.02 s, 10.0 x as long"
+    first = store.incidents("b")[-1]
+    assert (first.kind, first.message) == ("slow", figures)
+    assert store.node("b").reason.startswith("slow in its health probe: all_reduce of 65536 bytes at 0.10 of the pool")
+    (retried,) = [event.data for event in store.events(tuning_id) if event.kind is EventKind.JOB_RETRIED]
+    assert retried["failure"]["message"] == f"node b: {figures}"
+    with_b = [job for job in store.jobs(tuning_id=tuning_id) if "b" in {member.node for member in job.members}]
+    assert {job.failure for job in with_b if isinstance(job.request, LayerRequest | StepRequest)} == {FailureKind.SLOW}
+
+
+def test_a_pool_that_is_left_too_small_by_a_slow_node_says_why_it_waits(store: SqlStore) -> None:
+    world = World(store, pool_cluster(nodes=2, gpus_per_node=2))
+    world.join("a", "b")
+    world.speed["b"] = 0.1
+    tuning_id = world.submit(2)
+    world.settle()
+    assert not store.tuning(tuning_id).state.ended
+    assert "node b quarantined: slow in its health probe" in world.service.why_waiting(tuning_id)
+
+
 def test_a_node_that_is_taken_out_by_hand_waits_for_a_hand(world: World) -> None:
     world.join("a", "b")
     world.service.quarantine("a", "its fan is broken")
@@ -248,7 +279,7 @@ def test_a_node_that_is_taken_out_by_hand_waits_for_a_hand(world: World) -> None
 def test_a_node_that_does_not_answer_is_lost_and_its_job_done_elsewhere(
     store: SqlStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("autotune.fleet.scheduling.START_LEASE_S", 0.0)
+    monkeypatch.setattr("autotune.fleet.scheduling.START_LEASES", 0.0)
     world = World(store, pool_cluster(nodes=2, gpus_per_node=2), times=FleetTimes(unsent_after_s=3600.0))
     world.join("a", "b")
     act = world.act

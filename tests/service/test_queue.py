@@ -12,7 +12,7 @@ import pytest
 from crew import wait_for
 from services import RedisServer, redis_server
 
-from autotune.queue.app import TUNER_QUEUE, node_queue
+from autotune.queue.app import TUNER_QUEUE, create_app, node_queue
 from autotune.queue.sending import CeleryQueue
 from autotune.settings import read_settings
 from autotune.wiring import open_fleet, open_queue, open_regression
@@ -61,6 +61,17 @@ def test_a_broker_that_did_not_answer_is_left_alone_for_a_moment(own_broker: Red
     wait_for("it is tried again", lambda: queue.advance("again"))
     assert waiting(own_broker, TUNER_QUEUE) == 1
     assert queue.answers()
+
+
+def test_what_was_not_acknowledged_and_cannot_be_read_is_dropped(own_broker: RedisServer) -> None:
+    app = create_app(replace(read_settings({}), broker_url=own_broker.url))
+    with own_broker.client as client, app.connection() as connection:
+        for tag, kept in {"t": "nonsense", "u": '{"a": 1, "b": 2, "c": 3}', "v": "[" * 100_000}.items():
+            client.hset("unacked", tag, kept)
+            client.zadd("unacked_index", {tag: 0.0})
+        connection.default_channel.qos.restore_visible()
+        assert (client.hlen("unacked"), client.zcard("unacked_index")) == (0, 0)
+    app.close()
 
 
 def test_new_tunings_of_a_moment_are_one_message_which_a_tuner_splits(

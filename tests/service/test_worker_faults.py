@@ -2,16 +2,27 @@
 
 from __future__ import annotations
 
+import base64
+import json
+import re
 import signal
 import subprocess
 import sys
+import zlib
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
+from threading import Event, Thread
 
+import psutil
 import pytest
-from crew import LONG, QUICK, Crew, assert_gone, wait_for
+from crew import LEASE_S, LONG, POOL, QUICK, Crew, assert_gone, wait_for
 
+from autotune.catalog import smallest
 from autotune.errors import InputError
-from autotune.specs import FailureKind, Job
+from autotune.queue.consumer import fault_of
+from autotune.specs import FailureKind, Job, LayerPart, LayerRequest, NodeState, Workload
+from autotune.wiring import open_fleet
 
 IMPATIENT = ("--patience", "3")
 
@@ -41,6 +52,13 @@ def test_a_killed_worker_leaves_no_process(crew: Crew) -> None:
     assert len(family) == 3  # the worker, its child and its rank
     assert_gone(family)
     assert_retried(crew, job)
+
+
+def test_a_killed_node_is_named_lost_after_its_lease(crew: Crew) -> None:
+    assert crew.store.node("b").lost_after_s == LEASE_S
+    crew.part["b"].kill()
+    fleet = open_fleet(crew.store, crew.queue)
+    wait_for("it is named", lambda: fleet.nodes(POOL)[1].obstacle == f"lost: no heartbeat for over {LEASE_S:g} s")
 
 
 @pytest.mark.slow
@@ -74,6 +92,43 @@ def test_a_stopped_rank_is_a_hang_of_its_node(crew: Crew) -> None:
     blamed = wait_for("blame", lambda: [each.node for each in crew.store.incidents() if each.job_id == job.id])
     assert blamed == ["b"]
     assert_gone([rank])
+
+
+@contextmanager
+def at_a_tenth_of_the_speed(processes: Sequence[psutil.Process]) -> Iterator[None]:
+    """They run for 10 ms of each 100."""
+    over = Event()
+
+    def pace() -> None:
+        while not over.wait(0.01):
+            for process in processes:
+                process.send_signal(signal.SIGSTOP)
+            over.wait(0.09)
+            for process in processes:
+                process.send_signal(signal.SIGCONT)
+
+    thread = Thread(target=pace)
+    thread.start()
+    try:
+        yield
+    finally:
+        over.set()
+        thread.join()
+
+
+@pytest.mark.slow
+def test_a_rank_at_a_tenth_of_the_speed_is_found_by_what_its_peers_take(crew: Crew) -> None:
+    model, workload = smallest().model_copy(update={"hidden": 512, "ffn": 2048}), Workload(seq_len=256, global_batch=8)
+    layer = LayerRequest(model=model, workload=workload, part=LayerPart.LAYER, micro_batch=4)
+    assert crew.wait_ended(crew.create_job(2, layer)).failure is None
+    with at_a_tenth_of_the_speed(crew.part["b"].ranks):
+        ended = crew.wait_ended(crew.create_job(2, layer))
+    assert ended.failure is FailureKind.SLOW, ended.message
+    assert re.search(r"node b: rank 1 computed \S+ s for what took the other nodes \S+ s, \S+ x as long", ended.message)
+    assert crew.retry_of(ended).avoid == ("b",)
+    assert "slow" in {incident.kind for incident in crew.store.incidents("b")}
+    wait_for("it comes back", lambda: crew.store.node("b").state is NodeState.READY)
+    assert crew.wait_ended(crew.retry_of(ended)).failure is None
 
 
 @pytest.mark.slow
@@ -158,14 +213,64 @@ def test_a_consumer_that_could_not_acknowledge_consumes_again(crew: Crew) -> Non
     crew.broker.start()
     assert crew.wait_ended(job).failure is None
     for node in nodes:
-        wait_for("a new connection", lambda each=node: each.log.count("Connected to redis") > each.log.count(" ready."))
+        wait_for("a new connection", lambda each=node: each.says("the broker is back"))
     assert crew.wait_ended(crew.create_job(2, QUICK)).failure is None
     assert [node.children for node in nodes] == children
 
 
-def test_a_worker_outlives_a_message_that_is_not_even_json(crew: Crew) -> None:
-    worker = crew.part["a"]
-    starts = worker.log.count(" ready.")
-    crew.broker.client.lpush("node.a", "\x00 nonsense")
-    wait_for("a new start", lambda: worker.log.count(" ready.") > starts)
+def hostile_messages() -> list[bytes]:
+    """What kombu or Celery would choke on, unpack or obey."""
+    zeros = base64.b64encode(zlib.compress(bytes(100 << 20))).decode()
+    return [
+        b"\x00 nonsense",
+        b"[" * 100_000,
+        b'{"headers": []}',
+        b"9" * 5000,
+        *(json.dumps(each).encode() for each in (None, [], {}, {"headers": {}, "properties": None})),
+        message(body=zeros, headers={"compression": "zlib"}),
+        message(**{"content-encoding": "zlib"}),
+        message(**{"content-type": "application/x-python-serialize"}),
+        message(body=base64.b64encode(b"[" * 50_000).decode()),
+        message(body=base64.b64encode(b'[[{"__type__": "uuid", "__value__": {}}], {}, {}]').decode()),
+        message(body="no base64"),
+        message(body="A" * (4 << 20)),
+        message(body=None),
+        message(headers={"task": ["autotune.run"]}),
+        message(headers={"task": "os.system"}),
+        message(headers={"id": "two\nlines"}),
+        message(headers={"eta": "2100-01-01"}),
+        message(headers={"timelimit": [1, 1]}),
+        message(properties={"delivery_tag": {}}),
+        message(properties={"delivery_info": None}),
+        message(properties={"priority": "high"}),
+    ]
+
+
+def message(
+    *, headers: dict[str, object] | None = None, properties: dict[str, object] | None = None, **changes: object
+) -> bytes:
+    """A canary as it is sent, but for the changes."""
+    call = base64.b64encode(b'[["session"], {}, {"callbacks": null}]').decode()
+    route = {"exchange": "", "routing_key": "node.a"}
+    found = {
+        "body": call,
+        "content-encoding": "utf-8",
+        "content-type": "application/json",
+        "headers": {"task": "autotune.canary", "id": "i", "lang": "py"} | (headers or {}),
+        "properties": {"delivery_info": route, "body_encoding": "base64", "delivery_tag": "t"} | (properties or {}),
+    }
+    return json.dumps(found | changes).encode()
+
+
+def test_a_worker_goes_on_whatever_lies_in_its_queue(crew: Crew) -> None:
+    worker, hostile = crew.part["a"], hostile_messages()
+    starts, dropped, children = worker.log.count(" ready."), worker.log.count("dropped a message:"), worker.children
+    assert fault_of(message()) == ""
+    before = len(worker.log)
+    for each in hostile:
+        crew.broker.client.lpush("node.a", each)
+    wait_for("all are dropped", lambda: worker.log.count("dropped a message:") >= dropped + len(hostile))
     assert crew.wait_ended(crew.create_job(2, QUICK)).failure is None
+    assert worker.log.count("dropped a message:") == dropped + len(hostile)
+    assert (worker.log.count(" ready."), worker.children) == (starts, children)
+    assert "Traceback" not in worker.log[before:]

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from pathlib import Path
 
 import pytest
 from crew import LONG, QUICK, Crew, wait_for
 
+from autotune.queue.app import TUNER_QUEUE, node_queue
 from autotune.specs import JobState, Tuning
 
 # Every Python clock of the worker and its ranks but the monotonic one. (libfaketime makes timed waits of threads last
@@ -55,10 +57,47 @@ def test_a_probe_outlives_a_restart_of_the_database(crew: Crew) -> None:
 
 
 @pytest.mark.slow
+def test_each_process_says_once_that_a_server_is_away_and_once_that_it_is_back(crew: Crew) -> None:
+    children = {"a": 1, "b": 1, "tuner": 2, "beat": 0}  # which use the database
+    logs = {name: len(crew.part[name].log) for name in children}
+
+    def news(name: str) -> str:
+        return crew.part[name].log[logs[name] :]
+
+    def all_say(text: str, names: Collection[str]) -> None:
+        for name in names:
+            wait_for(f"{name}: {text}", lambda each=name: text in news(each))
+
+    def many_fail() -> None:
+        for _ in range(4):
+            assert crew.queue.advance("nobody")
+            assert crew.queue.run("a", "nothing", 1)
+        wait_for("all is consumed", lambda: not any(map(crew.broker.client.llen, (node_queue("a"), TUNER_QUEUE))))
+
+    crew.postgres.stop()
+    many_fail()
+    all_say("the database is away", ("a", "b", "tuner"))
+    crew.postgres.start()
+    all_say("the database is back", ("a", "b", "tuner"))
+    crew.broker.stop()
+    all_say("the broker is away", children)
+    crew.broker.start()
+    all_say("the broker is back", children)
+    assert crew.wait_ended(crew.create_job(2, QUICK)).failure is None
+    for name, count in children.items():
+        for state in ("away", "back"):
+            assert news(name).count(f"the database is {state}") <= count
+            assert news(name).count(f"the broker is {state}") <= 1 + count
+        unforeseen = [line for line in news(name).splitlines() if " ERROR " in line and "nothing" not in line]
+        assert "Traceback" not in news(name)
+        assert unforeseen == []
+
+
+@pytest.mark.slow
 def test_a_broker_that_is_away_at_the_start_is_waited_for(crew: Crew) -> None:
     crew.broker.stop()
     tuner = crew.start_tuner()
-    wait_for("a line about it", lambda: tuner.says("Cannot connect to redis"))
+    wait_for("a line about it", lambda: tuner.says("the broker is away"))
     crew.broker.start()
     crew.wait_ready(tuner)
     assert tuner.end() == 0

@@ -7,12 +7,13 @@ import hmac
 import json
 import socket
 from collections.abc import Iterator
-from contextlib import contextmanager
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
-from threading import Thread
+from threading import Event, Thread
 from typing import Any
 
 import pytest
@@ -21,13 +22,14 @@ from aiosmtpd.smtp import SMTP, Envelope, Session
 from regression_nights import Nights
 
 from autotune.errors import InputError
-from autotune.regression.alerts import deliver, deliver_patiently, senders_of
-from autotune.regression.senders import KEY_HEADER, SIGNATURE_HEADER, Mail, SendError, Webhook
+from autotune.regression.alerts import NEVER, Outbox, deliver, deliver_patiently, now_utc, senders_of, unsent_line
+from autotune.regression.senders import KEY_HEADER, SIGNATURE_HEADER, InTime, Mail, SendError, Webhook
 from autotune.settings import Settings, read_settings
 from autotune.specs.regression import Alert, AlertChannel, AlertEvent, CauseKind, Incident
 from storage import SqlStore, open_store
 
 SECRET = "swordfish"
+AMPLE_S = 60.0
 MOMENT = datetime(2026, 5, 4, 3, 2, 1, tzinfo=UTC)
 INCIDENT = Incident(
     id=7, key="k", kind=CauseKind.LINK_ACROSS, subject="link wire\nacross", message="half as fast", check_id="c1",
@@ -92,9 +94,11 @@ class Mailbox:
 
     def __init__(self) -> None:
         self.got: list[Envelope] = []
+        self.arrived = Event()
 
     async def handle_DATA(self, server: SMTP, session: Session, envelope: Envelope) -> str:
         self.got.append(envelope)
+        self.arrived.set()
         return "250 OK"
 
 
@@ -121,6 +125,34 @@ def store(tmp_path: Path) -> Iterator[SqlStore]:
         nights.check()
         nights.check(inside=2.0)
         yield opened
+
+
+@contextmanager
+def slow_server(drip: bytes, *, every_s: float = 0.05) -> Iterator[tuple[int, Event]]:
+    """Its port, and an event for its first caller. It sends that byte again and again, or nothing, and never ends."""
+    called, over = Event(), Event()
+
+    def serve(server: socket.socket) -> None:
+        with suppress(OSError):  # closed at the end of the test
+            while not over.is_set():
+                connection, _ = server.accept()
+                called.set()
+                Thread(target=hold, args=(connection,), daemon=True).start()
+
+    def hold(connection: socket.socket) -> None:
+        with connection, suppress(OSError):
+            while not over.wait(every_s):
+                connection.sendall(drip)
+
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        thread = Thread(target=serve, args=(server,))
+        thread.start()
+        try:
+            yield server.getsockname()[1], called
+        finally:
+            over.set()
+            server.shutdown(socket.SHUT_RDWR)
+            thread.join()
 
 
 def settings(**changes: Any) -> Settings:
@@ -216,7 +248,7 @@ def test_each_alert_goes_to_each_channel_once(store: SqlStore, receiver: Receive
 
 def test_what_fails_is_tried_again_later_under_the_same_key(store: SqlStore, receiver: Receiver) -> None:
     receiver.answers = [500, 503, 200]
-    senders = senders_of(settings(webhook_url=receiver.url, webhook_secret=SECRET))
+    senders = {AlertChannel.WEBHOOK: Webhook(receiver.url, SECRET, now)}
     moment = now()
     assert deliver(store, senders, clock=lambda: moment) == 1
     assert deliver(store, senders, clock=lambda: moment) == 0  # not yet due again
@@ -238,12 +270,50 @@ def test_what_fails_is_tried_again_later_under_the_same_key(store: SqlStore, rec
 
 def test_at_some_time_it_is_given_up(store: SqlStore, receiver: Receiver) -> None:
     receiver.answers = [500]
-    senders = senders_of(settings(webhook_url=receiver.url, webhook_secret=SECRET))
     moment = now()
     for _ in range(25):
+        senders = {AlertChannel.WEBHOOK: Webhook(receiver.url, SECRET, now)}
         deliver(store, senders, clock=lambda at=moment: at)  # type: ignore[misc]
         moment += timedelta(hours=7)
     assert len(receiver.got) == 20
+    webhook = AlertChannel.WEBHOOK
+    (given_up,) = (each for each in store.due_alerts(NEVER) if each.channel is webhook)
+    said = "Not told by webhook: incident 1 opened: the webhook answered 500 (20 attempts, given up)"
+    assert unsent_line(given_up) == said
+
+
+def test_a_receiver_that_is_slow_in_any_way_has_until_the_deadline() -> None:
+    def fate(scheme: str, drip: bytes) -> str:
+        with slow_server(drip) as (port, _):
+            url = f"{scheme}://127.0.0.1:{port}"
+            slow = Webhook(url, SECRET, now_utc) if scheme == "http" else Mail(url, "a@example.org", "b@example.org")
+            with pytest.raises(SendError) as error:
+                InTime(slow, deadline_s=3.0).send(alert())
+            return str(error.value)
+
+    with ThreadPoolExecutor() as threads:
+        fates = threads.map(fate, ("http", "http", "smtp", "smtp"), (b"", b"H", b"", b"2"))
+        assert set(fates) == {"it was not taken within 3 s"}
+
+
+def test_one_that_never_answers_holds_up_neither_the_tuner_nor_another_channel(
+    store: SqlStore, mail: tuple[str, Mailbox]
+) -> None:
+    url, box = mail
+    with slow_server(b"") as (port, called):
+        hook = f"http://127.0.0.1:{port}"
+        senders = senders_of(
+            settings(webhook_url=hook, webhook_secret=SECRET, smtp_url=url, alert_email="a@example.org")
+        )
+        senders[AlertChannel.WEBHOOK] = InTime(Webhook(hook, SECRET, now_utc), deadline_s=AMPLE_S)
+        outbox = Outbox(store, senders)
+        outbox.send()
+        assert called.wait(AMPLE_S)
+        outbox.send()
+        assert box.arrived.wait(AMPLE_S)
+    outbox.join()
+    (left,) = store.due_alerts(NEVER)
+    assert (left.channel, left.attempts, bool(left.error)) == (AlertChannel.WEBHOOK, 1, True)
 
 
 def test_settings_are_read_and_their_secrets_not_shown() -> None:

@@ -175,6 +175,50 @@ def test_no_node_lags_by_noise_or_because_its_stage_has_more_to_do(outcome: Prob
     assert (guilty(found), list(found.cleared)) == ([], ["a", "b"])
 
 
+def ranks_compute(*seconds: float) -> dict[int, float]:
+    return dict(enumerate(seconds))
+
+
+def slow_verdict(number: int, calc_s: dict[int, float], **changes: object) -> Judgement:
+    well = ProbeOutcome(readings=(step_reading(),), wall_s=1.0, gpu_s=4.0, setup_s=0.0)
+    return judge(attempt(number, **changes), well, None, earlier=[], wanted=True, now=NOW, calc_s=calc_s)
+
+
+def test_a_node_at_a_tenth_of_the_speed_is_left_out_and_the_trial_measured_again() -> None:
+    found = slow_verdict(1, ranks_compute(0.1, 0.1, 0.1, 1.0))
+    assert [(incident.node, incident.kind) for incident in found.incidents] == [("b", "slow")]
+    told = "rank 3 computed 1 s for what took the other nodes 0.1 s, 10.0 x as long"
+    assert found.incidents[0].message == told
+    assert found.failure is not None
+    assert (found.failure.kind, found.failure.message) == (FailureKind.SLOW, f"node b: {told}")
+    assert found.retry is not None
+    assert (found.retry.avoid, found.retry.attempt) == (("b",), 2)
+
+
+def test_what_is_slow_on_the_last_attempt_too_is_the_result() -> None:
+    found = slow_verdict(3, ranks_compute(0.1, 0.1, 0.1, 1.0))
+    assert (found.failure, found.retry, guilty(found), list(found.cleared)) == (None, None, ["b"], ["a"])
+
+
+@pytest.mark.parametrize(
+    ("calc_s", "changes"),
+    [
+        (ranks_compute(0.1, 0.1, 0.1, 0.29), {}),
+        (ranks_compute(0.001, 0.001, 0.001, 0.0059), {}),  # a few milliseconds may be chance
+        (ranks_compute(0.1, 1.0, 1.0, 0.1), {}),  # the same on both nodes
+        (ranks_compute(0.1, 0.1, 1.0, 1.0), {"request": REQUEST.model_copy(update={"plan": Plan(pp=2, dp=2)})}),
+        (ranks_compute(0.1, 0.1, 0.1, 1.0), {"cluster": CLUSTER.model_copy(update={"node_cores": 1})}),
+        (ranks_compute(0.0, 0.0, 0.0, 0.0), {}),
+        ({}, {}),
+    ],
+)
+def test_no_node_is_slow_by_chance_or_because_its_ranks_have_more_to_do(
+    calc_s: dict[int, float], changes: dict[str, object]
+) -> None:
+    found = slow_verdict(1, calc_s, **changes)
+    assert (found.failure, guilty(found), list(found.cleared)) == (None, [], ["a", "b"])
+
+
 def test_only_an_oom_teaches_memory_and_what_was_tried_often_enough_is_not_asked_again() -> None:
     cluster = cluster_from_shorthand("a100-80gb-sxm:1x4")
     for kind in FailureKind:

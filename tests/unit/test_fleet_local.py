@@ -16,6 +16,7 @@ import psutil
 import pytest
 from fleet_world import MODEL, SPACE, WORKLOAD, World, node_of, pool_cluster
 from rich.console import Console
+from sqlalchemy import text
 
 from autotune.cli.tune_view import TuneView
 from autotune.errors import InputError, ProberError, StoreConflictError
@@ -233,10 +234,14 @@ def test_a_lease_that_ran_out_costs_a_local_job_nothing(store: SqlStore) -> None
     assert {trial.state for trial in store.trials(ended.id)} == {TrialState.COMPLETE}
 
 
-def test_a_process_that_was_stopped_for_a_while_is_not_lost(store: SqlStore, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_process_that_was_stopped_for_a_while_is_not_lost(store: SqlStore) -> None:
     """Ctrl-Z, a laptop's sleep or a long step: whoever asks whether this node lives is the node itself."""
-    monkeypatch.setattr("autotune.fleet.eligibility.LOST_AFTER_S", -1.0)
-    ended = run(store, asked(store), Ranks())
+
+    def outlast(request: ProbeRequest) -> None:
+        with store.writing() as session:
+            session.execute(text("UPDATE nodes SET lost_after_s = 1e-9"))
+
+    ended = run(store, asked(store), Ranks(meanwhile=outlast))
     assert (ended.state, ended.message) == (TuningState.DONE, "")
 
 
