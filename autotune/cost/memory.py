@@ -300,10 +300,14 @@ class MemoryModel:
         copy = framework.gradient_copy * stored_bytes(workload.dtype)
         gradient = framework.gradient_bytes(workload) + copy * several
         copies = self._copies[rows.layout]
+        parameter, state = framework.parameter_bytes(workload), float(framework.optimizer_bytes(workload))
+        shard, rest = (parameter, state)
+        if framework.masters_sharded and workload.dtype is not DType.FP32:
+            shard, rest = max(parameter, 4.0), state - 4.0  # the masters are the parameters
         return {
-            "parameters": framework.parameter_bytes(workload) * np.where(zero >= 3, divided, copies * dense),
+            "parameters": np.where(zero >= 3, shard, parameter) * np.where(zero >= 3, divided, copies * dense),
             "gradients": gradient * np.where(zero >= 2, divided, dense),
-            "optimizer": framework.optimizer_bytes(workload) * np.where(zero >= 1, divided, dense),
+            "optimizer": np.where(zero >= 3, rest, state) * np.where(zero >= 1, divided, dense),
         }
 
     def _activations(self, slot: int, stage: FloatColumn, rows: Rows, kinds: Kinds) -> tuple[FloatColumn, FloatColumn]:
@@ -354,18 +358,22 @@ class MemoryModel:
         return losses * tokens * (2.0 * stored_bytes(self._workload.dtype) * self._model.hidden) / rows.spread
 
     def _logits(self, slot: int, rows: Rows) -> FloatColumn:
-        """Logits in the compute dtype and their fp32 copy of each loss that is kept, and one fp32 gradient.
+        """Logits in the compute dtype and their fp32 copy of each loss that is kept, and the fp32 gradients of one.
 
-        A fused loss writes the gradient over the logits, which it gets as a copy in the order that it reads. torch's
-        own keeps what was gathered and the fp32 log-softmax, and makes two fp32 gradients of that.
+        A fused loss writes the gradient over the logits. torch's own keeps the logits and the fp32 log-softmax and
+        makes two fp32 gradients, of the log-softmax and of its input; tensor-parallel ones make one. Where logits are
+        gathered, the parts and the buffer that they arrived in are counted too: an allocator gives out pieces of such
+        large blocks before it needs them whole again (an assumption).
         """
         tokens, losses = self._losses(slot, rows)
         framework, pp, size = self._framework, self._layouts.pp[rows.layout], stored_bytes(self._workload.dtype)
-        kept, once, vocab = size + 4.0, 4.0, self._model.vocab / rows.tp
+        kept, vocab = size + 4.0, self._model.vocab / rows.tp
+        once: float | FloatColumn = 4.0 * framework.loss_gradients
         if framework.cross_entropy is CrossEntropy.FUSED:
-            kept, once = float(size), float(size)
+            kept, once = float(size), 0.0
         elif framework.cross_entropy is CrossEntropy.GATHERED:
-            once, vocab = 8.0, np.full(1, float(self._model.vocab))
+            arrived = np.where(rows.tp > 1, 2.0 * size, 0.0)
+            once, vocab = 8.0 + arrived, np.full(1, float(self._model.vocab))
         scaled = tokens * np.where(pp > 1, framework.piped_logit_scale, framework.logit_scale)
         return scaled * (losses * kept + once) * vocab
 
