@@ -118,6 +118,9 @@ MEGATRONS = frozenset(
     }
 )  # fmt: skip
 TODAYS = MEGATRONS - {FrameworkName.MEGATRON_2021, FrameworkName.MEGATRON_DEEPSPEED}
+UNEVEN = TODAYS | {FrameworkName.FSDP}
+"""Frameworks that run interleaved stages of unequal length."""
+
 FOLDING = TODAYS | {FrameworkName.TORCH}
 """Frameworks whose experts have ranks of their own layout; for `torch` any framework may run the plan."""
 
@@ -395,7 +398,7 @@ CHOICE_RULES = (
     Rule(
         lambda case: (
             (case.table.schedule == INTERLEAVED) & (case.model.layers % case.chunks != 0)
-            if case.runtime is Runtime.ANY and case.workload.framework not in TODAYS
+            if case.runtime is Runtime.ANY and case.workload.framework not in TODAYS | {FSDP}
             else _all_rows(case, False)
         ),
         lambda case, i: (
