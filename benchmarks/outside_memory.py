@@ -26,8 +26,13 @@ from autotune.errors import AutotuneError
 from autotune.specs import ClusterSpec, Estimate, ModelSpec, Plan, Workload
 
 FRAMEWORK = {
-    "aleph_layouts": "scaling", "dgxc_bench": "nemo", "moe_modelzoo": "megatron-bridge", "tprimat": "nemo",
-}  # fmt: skip
+    "a800_zero_gist": "deepspeed",
+    "aleph_layouts": "scaling",
+    "dgxc_bench": "nemo",
+    "moe_modelzoo": "megatron-bridge",
+    "ms_swift": "deepspeed",
+    "tprimat": "nemo",
+}
 """Sources whose framework is known more closely than the file says."""
 
 UNKNOWN = ("LoRA", "offload", "Mamba", "linear-attention", "FSDP-no-reshard")

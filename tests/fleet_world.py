@@ -92,7 +92,7 @@ class Mail:
         return True
 
     def advance(self, *tuning_ids: str) -> bool:
-        return self._put("advance", *tuning_ids)
+        return self._put("advance" if tuning_ids else "begin", *tuning_ids)
 
     def backlog(self) -> int:
         return sum(kind == "advance" for kind, _ in self.waiting)
@@ -155,8 +155,9 @@ class World:
     def act(self, kind: str, *ids: str | int) -> None:
         match kind:
             case "advance":
-                for each in ids:
-                    self.advance_by(str(each))
+                self.advance_by(str(ids[0]))
+            case "begin":
+                self.service.admit()
             case "run":
                 self.play(str(ids[0]), str(ids[1]), int(ids[2]))
             case "canary":

@@ -159,7 +159,8 @@ def rank_plans(
     }  # fmt: skip
     space = Space.from_data({name: values for name, values in choices.items() if values}, "space")
     profile = parts.store.profile(cluster_spec.key)
-    key = ("plans", model_spec, cluster_spec.digest(), workload, space, profile and profile.digest(), top)
+    digests = (model_spec.digest(), cluster_spec.digest(), workload.key, space.digest(), profile and profile.digest())
+    key = ("plans", *digests, top)
 
     require_bounded(parts.answers, model_spec, cluster_spec, workload)
 
@@ -221,5 +222,5 @@ def _look_up(parts: Parts, question: Question) -> Answer:
             return best_known(parts.store, *question)
 
     model, cluster, workload = question
-    found: Answer = parts.estimates.get((model.key, cluster.key, workload), weigh)
+    found: Answer = parts.estimates.get((model.key, cluster.key, workload.key), weigh)
     return found

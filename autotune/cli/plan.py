@@ -314,8 +314,11 @@ def estimate(
     kernels: options.Kernels = None,
     db: options.Database = None,
     as_json: options.AsJson = False,
-) -> None:
-    """Estimate one plan: seconds of a step and bytes of the worst stage, by named part."""
+) -> int:
+    """Estimate one plan: seconds of a step and bytes of the worst stage, by named part.
+
+    Exit status 3 if the plan does not fit into a device's memory: it is estimated all the same.
+    """
     from autotune.cli.database import stored_profile
     from autotune.explain.losses import largest_parts
     from autotune.search.offline import estimated
@@ -329,12 +332,13 @@ def estimate(
     chosen = read_plan(inputs, plan)
     found = estimated(*question, [chosen], stored_profile(inputs.cluster, db))[0]
     shares = dict(largest_parts(found))
+    status = 0 if found.fits else NothingFitsError.exit_code
     head = request_data(*question)
     if as_json:
         output.print_json({
             **head, "plan": chosen.to_data(), "estimate": found.to_data(), "largest_parts": shares,
         })  # fmt: skip
-        return
+        return status
     console = output.console()
     console.print(_heading({**head, "basis": found.basis.value}), f"plan {chosen.key}", sep="\n", soft_wrap=True)
     console.print(_parts("seconds of a step", found.seconds.to_data(), found.step_time_s, output.seconds_text))
@@ -348,6 +352,7 @@ def estimate(
         f"{_room(found, inputs.cluster.device.memory_bytes)} (estimates)",
         soft_wrap=True,
     )
+    return status
 
 
 def _room(found: Estimate, memory_bytes: int) -> str:

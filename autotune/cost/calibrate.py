@@ -16,7 +16,7 @@ from autotune.cost.capacity import device_overhead_bytes
 from autotune.cost.estimate import estimate, memory_table
 from autotune.cost.framework import TORCH
 from autotune.cost.network import Network, geometry, ring_steps, ring_traffic
-from autotune.cost.speeds import PLAIN, attention_of, core_over_products, gemm_of
+from autotune.cost.speeds import PLAIN, attention_of, core_over_products, gemm_of, generation_of
 from autotune.cost.table import Floats, PlanTable
 from autotune.cost.work import reading_work
 from autotune.errors import InputError, MissingMeasurementError
@@ -79,10 +79,14 @@ def _link(
 def _one_size(
     cluster: ClusterSpec, op: CollectiveOp, size: int, stride: int, readings: Sequence[CollectiveReading]
 ) -> tuple[tuple[float, ...], float] | None:
-    """(latency, seconds a byte) from readings of one size, which cannot tell them apart: the catalog's figures, moved
-    as little as their uncertainties allow (RATE_SD, LATENCY_SD in ln). None without a catalog figure."""
+    """(latency, seconds a byte) from readings of one size, which cannot tell them apart: the figures of the vendor's
+    systems with such devices, moved as little as their uncertainties allow (RATE_SD, LATENCY_SD in ln).
+
+    Not those of this cluster: with a faster link on paper more of the same reading would be taken for latency, and
+    plans with small messages would be slower for it. None without a figure of either kind.
+    """
     try:
-        prior = Network(cluster).cost(op, size, stride)
+        prior = Network(_as_sold(cluster)).cost(op, size, stride)
     except MissingMeasurementError:
         return None
     time_s = float(np.median([reading.time_s for reading in readings]))
@@ -95,6 +99,17 @@ def _one_size(
     s_per_byte = max(time_s - float(latency[best]), 0.1 * time_s) / readings[0].size_bytes
     spread = float(np.median(np.abs(np.array([reading.time_s for reading in readings]) / time_s - 1.0)))
     return (float(latency[best]) / ring_steps(op, size), s_per_byte / ring_traffic(op, size)), spread
+
+
+def _as_sold(cluster: ClusterSpec) -> ClusterSpec:
+    """The cluster with the links that its vendor's systems have for such devices, where they are known."""
+    usual = generation_of(cluster.device)
+    if not usual.link_bytes_per_s:
+        return cluster
+    links: dict[str, object] = {"intra": cluster.intra.model_copy(update={"bytes_per_s": usual.link_bytes_per_s})}
+    if cluster.inter is not None:
+        links["inter"] = cluster.inter.model_copy(update={"bytes_per_s": usual.nic_bytes_per_s})
+    return cluster.model_copy(update={**links, "nics_per_node": cluster.gpus_per_node})
 
 
 def fit_compute(items: Sequence[tuple[ModelSpec, Workload, LayerReading]], device: Device | None = None) -> ComputeFit:

@@ -54,6 +54,8 @@ class Framework:
         splits_messages: tp ranks send a tp-th of a pipeline message each, with or without sequence parallelism.
         half_gradients: gradients are kept and reduced in 16 bits where the workload does not say.
         cross_entropy: how the loss is computed.
+        loss_gradients: fp32 gradients of the logits that an eager loss has at once.
+        masters_sharded: with ZeRO-3 the shards are the fp32 masters, and no shard in the compute dtype is kept.
         fused_mlp: an MLP's activation, its product with the gate and the weight of an expert are one kernel, which
             keeps its inputs and its output.
         joint_qkv: queries, keys and values are parts of one tensor, which stays whole because the values are needed.
@@ -103,6 +105,8 @@ class Framework:
     splits_messages: bool = False
     half_gradients: bool = False
     cross_entropy: CrossEntropy = CrossEntropy.EAGER
+    loss_gradients: float = 1.0
+    masters_sharded: bool = False
     fused_mlp: bool = False
     joint_qkv: bool = False
     fp8_parameters: bool = False
@@ -222,13 +226,18 @@ NANOTRON = Framework(
 )  # fmt: skip
 """nanotron of 2024-25: parameters in bf16, gradients added to fp32 by a hook, buckets of DistributedDataParallel."""
 
-FSDP = Framework(name="fsdp", kernel_s=57e-6, traffic=1.75, current=True, overlap=0.9, overlap_sharded=0.9)
+FSDP = Framework(
+    name="fsdp", kernel_s=57e-6, traffic=1.75, current=True, overlap=0.9, overlap_sharded=0.9, loss_gradients=2.0,
+    masters_sharded=True,
+)  # fmt: skip
 """Fully sharded data parallelism with prefetch, as torchtitan, fms-fsdp and Automodel run it."""
 
-JAX = replace(FSDP, name="jax", kernel_s=20e-6, traffic=1.5)
+JAX = replace(FSDP, name="jax", kernel_s=20e-6, traffic=1.5, loss_gradients=1.0)
 """MaxText and PaxML: XLA fuses small kernels, and a step is one program."""
 
-DEEPSPEED = Framework(name="deepspeed", traffic=2.0, overlap=0.7, overlap_sharded=0.7, half_gradients=True)
+DEEPSPEED = Framework(
+    name="deepspeed", traffic=2.0, overlap=0.7, overlap_sharded=0.7, half_gradients=True, loss_gradients=2.0
+)
 """ZeRO around a model of Hugging Face: eager kernels, gradients in the format of the parameters (its JSON's
 data_types)."""
 
@@ -264,7 +273,9 @@ _SOURCES = {
     "bigscience_a100": MEGATRON_DEEPSPEED,
     "zero_bubble": MEGATRON_2021,
     "libai": MEGATRON_2021,
-    "llm_foundry": replace(FSDP, attention=Attention.FLASH, current=False, checked=True),
+    "llm_foundry": replace(
+        FSDP, attention=Attention.FLASH, current=False, cross_entropy=CrossEntropy.FUSED, checked=True
+    ),
     "torchtitan": FSDP,
     "fms_fsdp": FSDP,
     "colossalai": FSDP,

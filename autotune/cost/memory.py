@@ -8,7 +8,14 @@ from dataclasses import dataclass
 import numpy as np
 
 from autotune.cost.framework import TORCH, Framework
-from autotune.cost.parameters import embedding_parameters, head_parameters, layer_parameters
+from autotune.cost.parameters import (
+    embedding_parameters,
+    head_parameters,
+    kept_by_mixing,
+    layer_parameters,
+    mlp_share,
+    norms,
+)
 from autotune.cost.pipeline import StageSlots, in_flight
 from autotune.cost.table import (
     FULL,
@@ -46,6 +53,9 @@ class Size:
 
     def __sub__(self, other: Size) -> Size:
         return Size(self.sharded - other.sharded, self.whole - other.whole)
+
+    def __mul__(self, times: float) -> Size:
+        return Size(self.sharded * times, self.whole * times)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -94,7 +104,8 @@ def layer_tensors(
     latent, fused = model.latent_attention, framework.fused_mlp
     copied = saved < size  # what others need, too, is there in 16 bits as well
     entry = Size(whole=size * h)
-    projected, down = Size(), Size()
+    projected, down, mlps = Size(), Size(), mlp_share(model)
+    attending, linear = kept_by_mixing(model)
     if latent is None:  # queries, keys and values, and q and k before their norm or as parts of one tensor
         queries, keys = model.heads * model.head_dim, model.kv_heads * model.head_dim
         context, inputs = float(queries), float(queries + 2 * keys)
@@ -109,11 +120,11 @@ def layer_tensors(
     core = Size(sharded=4.0 * model.heads)  # the log-sum-exp of a fused kernel
     if not flash:  # softmax, its dropout's mask and output (Korthikanti et al. 2022, section 4.1)
         core = Size(sharded=(2.0 * size + 1.0) * model.heads * workload.seq_len)
-    attention = projected + down + core + Size(sharded=context * (size + saved * copied))
+    attention = (projected + down + core + Size(sharded=context * (size + saved * copied))) * attending
     norm = Size(whole=saved * h)  # an output of a norm; its input is the residual stream
     if not framework.fused_norms and size < 4:  # the input in fp32, and what is multiplied by the scale
         norm = Size(whole=(saved + 4.0 + size) * h)
-    total = entry + entry + norm + norm + attention
+    total = (entry + norm) * norms(model) + attention + Size(sharded=size * linear)
     gates = 2.0 if model.gated else 1.0
     kept_inputs = gates if fused or not model.gated else 3.0  # else silu's output, too
 
@@ -127,9 +138,9 @@ def layer_tensors(
     if latent is not None:
         modules[Module.MLA_UP_PROJ] = projected
     if moe:
-        routed = load * model.top_k
+        routed = load * model.top_k * mlps
         experts, activation = mlp(routed * model.expert_ffn)
-        shared, _ = mlp(float(model.shared_experts * model.expert_ffn))
+        shared, _ = mlp(model.shared_experts * model.expert_ffn * mlps)
         # The sorted copies that go to the experts, what they give back (where their weights are not applied before the
         # last product), and fp32 scores.
         copies = Size(whole=(saved + (0.0 if fused else size)) * routed * h + 8.0 * model.experts)
@@ -140,7 +151,7 @@ def layer_tensors(
         dense_width = float(model.shared_experts * model.expert_ffn)
         backward = width + dense_width
     else:
-        inner, _ = mlp(float(model.ffn))
+        inner, _ = mlp(model.ffn * mlps)
         modules[Module.MLP] = inner + norm
         total, dense_width, backward = total + inner, float(model.ffn), float(model.ffn)
     products = Size(sharded=size * (inputs + gates * dense_width), whole=size * h * (2.0 if dense_width else 1.0))
@@ -289,10 +300,14 @@ class MemoryModel:
         copy = framework.gradient_copy * stored_bytes(workload.dtype)
         gradient = framework.gradient_bytes(workload) + copy * several
         copies = self._copies[rows.layout]
+        parameter, state = framework.parameter_bytes(workload), float(framework.optimizer_bytes(workload))
+        shard, rest = (parameter, state)
+        if framework.masters_sharded and workload.dtype is not DType.FP32:
+            shard, rest = max(parameter, 4.0), state - 4.0  # the masters are the parameters
         return {
-            "parameters": framework.parameter_bytes(workload) * np.where(zero >= 3, divided, copies * dense),
+            "parameters": np.where(zero >= 3, shard, parameter) * np.where(zero >= 3, divided, copies * dense),
             "gradients": gradient * np.where(zero >= 2, divided, dense),
-            "optimizer": framework.optimizer_bytes(workload) * np.where(zero >= 1, divided, dense),
+            "optimizer": np.where(zero >= 3, rest, state) * np.where(zero >= 1, divided, dense),
         }
 
     def _activations(self, slot: int, stage: FloatColumn, rows: Rows, kinds: Kinds) -> tuple[FloatColumn, FloatColumn]:
@@ -343,18 +358,22 @@ class MemoryModel:
         return losses * tokens * (2.0 * stored_bytes(self._workload.dtype) * self._model.hidden) / rows.spread
 
     def _logits(self, slot: int, rows: Rows) -> FloatColumn:
-        """Logits in the compute dtype and their fp32 copy of each loss that is kept, and one fp32 gradient.
+        """Logits in the compute dtype and their fp32 copy of each loss that is kept, and the fp32 gradients of one.
 
-        A fused loss writes the gradient over the logits, which it gets as a copy in the order that it reads. torch's
-        own keeps what was gathered and the fp32 log-softmax, and makes two fp32 gradients of that.
+        A fused loss writes the gradient over the logits. torch's own keeps the logits and the fp32 log-softmax and
+        makes two fp32 gradients, of the log-softmax and of its input; tensor-parallel ones make one. Where logits are
+        gathered, the parts and the buffer that they arrived in are counted too: an allocator gives out pieces of such
+        large blocks before it needs them whole again (an assumption).
         """
         tokens, losses = self._losses(slot, rows)
         framework, pp, size = self._framework, self._layouts.pp[rows.layout], stored_bytes(self._workload.dtype)
-        kept, once, vocab = size + 4.0, 4.0, self._model.vocab / rows.tp
+        kept, vocab = size + 4.0, self._model.vocab / rows.tp
+        once: float | FloatColumn = 4.0 * framework.loss_gradients
         if framework.cross_entropy is CrossEntropy.FUSED:
-            kept, once = float(size), float(size)
+            kept, once = float(size), 0.0
         elif framework.cross_entropy is CrossEntropy.GATHERED:
-            once, vocab = 8.0, np.full(1, float(self._model.vocab))
+            arrived = np.where(rows.tp > 1, 2.0 * size, 0.0)
+            once, vocab = 8.0 + arrived, np.full(1, float(self._model.vocab))
         scaled = tokens * np.where(pp > 1, framework.piped_logit_scale, framework.logit_scale)
         return scaled * (losses * kept + once) * vocab
 

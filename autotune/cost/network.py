@@ -61,6 +61,10 @@ USUAL_STEP_S = 0.1e-3
 """Latency of one ring step between nodes up to which a host does not notice (cost.framework, `slow_step_host`)."""
 
 
+SLOWEST_STEP_S = 0.35e-3
+"""The slowest step of that sweep: nothing is known of a host beyond it."""
+
+
 class Cost(NamedTuple):
     """Seconds of a collective = alpha_s + bytes * s_per_byte."""
 
@@ -85,7 +89,7 @@ class Geometry:
         return self.nodes > 1
 
 
-@lru_cache(maxsize=65536)
+@lru_cache(maxsize=16384)
 def geometry(gpus_per_node: int, devices: int, size: int, stride: int) -> Geometry:
     """The geometry of groups of `size` ranks, `stride` apart, rank order filling node after node.
 
@@ -144,7 +148,8 @@ class Network:
         steps = [
             step_latency_s(fit, self._geometry(fit.group_size, fit.stride)) for fit in self._fits if fit.crosses_nodes
         ]
-        return self._framework.slow_step_host * max(0.0, max(steps, default=0.0) - USUAL_STEP_S)
+        slower = min(max(steps, default=0.0), SLOWEST_STEP_S) - USUAL_STEP_S
+        return self._framework.slow_step_host * max(0.0, slower)
 
     def columns(self, op: CollectiveOp, sizes: FloatColumn, strides: FloatColumn) -> tuple[FloatColumn, FloatColumn]:
         """(alpha_s, s_per_byte) for many groups at once."""

@@ -70,6 +70,21 @@ def linear_widths(linear: LinearAttention) -> tuple[int, int]:
     return 2 * linear.key_heads * linear.key_dim + 2 * values + scalars * linear.heads, values
 
 
+def kept_by_mixing(model: ModelSpec) -> tuple[float, float]:
+    """(the share of the layers that attend, elements a token that linear attention keeps in a mean layer).
+
+    The latter are what its convolution gets and gives, and its output before and after the gate.
+    """
+    attending, kept = 0.0, 0.0
+    for share, mixer in mixers(model):
+        if mixer is None or mixer.window:
+            attending += share
+        elif mixer.linear is not None:
+            enter, leave = linear_widths(mixer.linear)
+            kept += share * (2 * enter + leave)
+    return attending, kept
+
+
 def attention_matrices(model: ModelSpec) -> Share:
     """Matrix parameters of one attention block: q, k, v and output projections, or those of latent attention."""
     latent, h = model.latent_attention, model.hidden

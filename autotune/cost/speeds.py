@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+import math
+from dataclasses import dataclass, replace
+from functools import lru_cache
 
 import numpy as np
 
@@ -71,13 +72,17 @@ class Generation:
         sustained_before: the same with the libraries of the architecture's first years.
         fp8: speed of a large product in 8 bits over one in 16, where the peak doubles.
         cores: fused attention kernels that run on it.
+        link_bytes_per_s: what the vendor's systems have of NVLink for each device, one direction; 0 if unknown.
+        nic_bytes_per_s: the same between nodes.
     """
 
     gemm: Gemm
     sustained: float
     sustained_before: float
     fp8: float
-    cores: Mapping[Attention, Core]
+    cores: dict[Attention, Core]
+    link_bytes_per_s: float = 0.0
+    nic_bytes_per_s: float = 0.0
 
     def kept(self, *, current: bool) -> float:
         """`sustained` of today's libraries or of the first ones."""
@@ -94,11 +99,12 @@ UNKNOWN = Generation(gemm=PLAIN, sustained=1.0, sustained_before=1.0, fp8=1.7, c
 
 VOLTA = Generation(
     gemm=Gemm(best=0.75, depth=107.0, waves=0.08, processors=80), sustained=0.97, sustained_before=0.97, fp8=1.0,
-    cores={},
+    cores={}, link_bytes_per_s=150e9, nic_bytes_per_s=6.25e9,
 )  # fmt: skip
 AMPERE = Generation(
     gemm=Gemm(best=0.84, depth=107.0, waves=0.08, processors=108), sustained=0.96, sustained_before=0.96, fp8=1.0,
     cores={**_FLASH, Attention.CUDNN: Core(share=0.60, half=400.0)},
+    link_bytes_per_s=300e9, nic_bytes_per_s=25e9,
 )  # fmt: skip
 HOPPER = Generation(
     gemm=Gemm(best=0.82, depth=140.0, waves=0.09, processors=132), sustained=0.92, sustained_before=0.79, fp8=1.7,
@@ -107,20 +113,52 @@ HOPPER = Generation(
         Attention.FLASH3: Core(share=0.52, half=1000.0),
         Attention.CUDNN: Core(share=0.52, half=1000.0),
     },
+    link_bytes_per_s=450e9, nic_bytes_per_s=50e9,
 )  # fmt: skip
 BLACKWELL = Generation(
     gemm=Gemm(best=0.80, depth=200.0, waves=0.12, processors=148), sustained=0.88, sustained_before=0.88, fp8=1.7,
     cores={**_FLASH_ON_HOPPER, Attention.CUDNN: Core(share=0.50, half=1500.0)},
+    link_bytes_per_s=450e9, nic_bytes_per_s=50e9,
 )  # fmt: skip
 
 CDNA = Generation(
     gemm=Gemm(best=0.60, depth=150.0, waves=0.10, processors=304), sustained=0.95, sustained_before=0.95, fp8=1.9,
     cores={Attention.FLASH2: Core(share=0.26, half=600.0)},
+    link_bytes_per_s=448e9, nic_bytes_per_s=50e9,
 )  # fmt: skip
 """AMD's: 620 TFLOP/s in bf16 and 990 in fp8 of an MI300X's 1,307 and 2,615, as benchmarks of 2024 publish."""
 
-BLACKWELL_FLOPS, HOPPER_FLOPS = 1.6e15, 0.6e15
-"""Dense 16-bit peaks at which the fastest devices of a generation begin."""
+BLACKWELL_FLOPS, HOPPER_FLOPS, LEAST_HOPPER_FLOPS = 2.25e15, 0.9894e15, 0.6e15
+"""Dense 16-bit peaks of a B200 and an H100, and the one at which a device without fp8 counts as a Hopper."""
+
+
+@lru_cache(maxsize=64)
+def _between(peak: float) -> Generation:
+    """A device between an H100 and a B200: what share of its peak it reaches falls as the peak grows, so that more
+    FLOP/s are never slower."""
+    way = min(max(math.log(peak / HOPPER_FLOPS) / math.log(BLACKWELL_FLOPS / HOPPER_FLOPS), 0.0), 1.0)
+
+    def mixed(old: float, new: float) -> float:
+        return math.exp((1.0 - way) * math.log(old) + way * math.log(new))
+
+    old, new = HOPPER.gemm, BLACKWELL.gemm
+    cores = {
+        name: Core(share=mixed(core.share, other.share), half=mixed(core.half, other.half))
+        for name, core in HOPPER.cores.items()
+        if (other := BLACKWELL.cores.get(name)) is not None
+    }
+    return replace(
+        HOPPER if way < 1.0 else BLACKWELL,
+        gemm=Gemm(
+            best=mixed(old.best, new.best),
+            depth=mixed(old.depth, new.depth),
+            waves=mixed(old.waves, new.waves),
+            processors=round(mixed(old.processors, new.processors)),
+        ),
+        sustained=mixed(HOPPER.sustained, BLACKWELL.sustained),
+        sustained_before=mixed(HOPPER.sustained_before, BLACKWELL.sustained_before),
+        cores=(HOPPER.cores | cores) if way < 1.0 else cores,
+    )
 
 
 def generation_of(device: Device) -> Generation:
@@ -131,9 +169,9 @@ def generation_of(device: Device) -> Generation:
         return UNKNOWN
     if device.kind is DeviceKind.ROCM:
         return CDNA
-    if peak >= BLACKWELL_FLOPS:
-        return BLACKWELL
-    if peak >= HOPPER_FLOPS or DType.FP8 in peaks:
+    if peak > HOPPER_FLOPS:
+        return _between(peak)
+    if peak >= LEAST_HOPPER_FLOPS or DType.FP8 in peaks:
         return HOPPER
     return AMPERE if DType.BF16 in peaks else VOLTA
 

@@ -81,9 +81,12 @@ def refuse_choices(target: str, run: ExportRequest, **more: Collection[str]) -> 
     usual: dict[str, Collection[str]] = {
         "grad_dtype": ("fp32",), "reduce_dtype": (run.workload.gradients.value,), "param_dtype": (dtype,),
         "master_dtype": ("fp32",), "exp_avg_dtype": ("fp32",), "exp_avg_sq_dtype": ("fp32",), "saved_dtype": (dtype,),
-        "attention": ("flash",), "cross_entropy": ("eager",),
+        "cross_entropy": ("eager",),
     }  # fmt: skip
-    for name, value in run.workload.choices.items():
+    said = dict(run.workload.choices)
+    if run.workload.cross_entropy is not None:
+        said["cross_entropy"] = run.workload.cross_entropy.value
+    for name, value in said.items():
         allowed = more.get(name, usual.get(name, ()))
         if value not in allowed:
             what = f"of {name} it has {', '.join(allowed)}" if allowed else f"{name} cannot be said to it"

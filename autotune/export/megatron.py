@@ -31,7 +31,7 @@ def export(run: ExportRequest) -> LaunchArguments:
     moments = ("fp32", "fp16", "bf16", "fp8")
     refuse_choices(
         NAME, run, grad_dtype=("fp32", "bf16"), master_dtype=("fp32", "fp16"), exp_avg_dtype=moments,
-        exp_avg_sq_dtype=moments, fp8_recipe=tuple(Fp8Recipe), norms=("fused",),
+        exp_avg_sq_dtype=moments, fp8_recipe=tuple(Fp8Recipe),
         param_dtype=("fp8", "bf16") if run.workload.dtype is DType.FP8 else (run.workload.dtype.value,),
         cross_entropy=("eager", "fused"),
     )  # fmt: skip
@@ -173,7 +173,6 @@ def _batch(run: ExportRequest) -> dict[str, object]:
         "--accumulate-allreduce-grads-in-fp32": fp32_gradients and workload.dtype is not DType.FP32,
         "--grad-reduce-in-bf16": half and not fp32_gradients,
         "--fp8-recipe": workload.fp8_recipe,
-        "--attention-backend": workload.attention,
         "--cross-entropy-loss-fusion": workload.cross_entropy is CrossEntropy.FUSED,
         "--cross-entropy-fusion-impl": "te" if workload.cross_entropy is CrossEntropy.FUSED else None,
         "--optimizer": "adam" if workload.optimizer is Optimizer.ADAMW else "sgd",

@@ -24,7 +24,7 @@ def export(run: ExportRequest) -> LaunchArguments:
         NAME, run, ((run.workload.dtype not in _PRECISION, f"{run.workload.dtype.value} is not exported: bf16, fp16"),)
     )
     refuse_choices(
-        NAME, run, grad_dtype=("fp32", "bf16"), norms=("fused",), cross_entropy=("eager", "fused"),
+        NAME, run, grad_dtype=("fp32", "bf16"), cross_entropy=("eager", "fused"),
     )  # fmt: skip
     config = _config(run)
     words = ("--recipe", "RECIPE", "--dataset", "llm-pretrain-mock", *_overrides(config))
@@ -77,7 +77,9 @@ def _parallelism(plan: Plan) -> dict[str, Any]:
         "recompute_granularity": None if plan.recompute is Recompute.NONE else plan.recompute.value,
         "recompute_method": "uniform" if full else None,
         "recompute_num_layers": 1 if full else None,
-        **({"recompute_modules": [*plan.recompute_modules]} if plan.recompute_modules else {}),
+        **(
+            {"recompute_modules": [module.value for module in plan.recompute_modules]} if plan.recompute_modules else {}
+        ),
     }
 
 

@@ -9,6 +9,7 @@ import re
 from collections.abc import Mapping
 
 from autotune.imports.logs import MIB, LogFile, LoggedStep, TrainingLog
+from autotune.specs import Fp8Recipe, Module
 
 _ARGUMENT = re.compile(r"^\s+([a-z][a-z0-9_]*) \.{3,} (.*?)\s*$")
 _ITERATION = re.compile(r"\biteration\s+(\d+)/\s*\d+ \|")
@@ -61,7 +62,13 @@ _NOTED = {
     "hierarchical_context_parallel_sizes": "context parallelism on two levels",
 }
 """Arguments that a plan does not say and that change its speed only: they are told."""
-_FP32 = {"None", "float32", "fp32", "float"}
+_DTYPES = {"float32": "fp32", "fp32": "fp32", "bfloat16": "bf16", "bf16": "bf16", "float16": "fp16", "fp16": "fp16",
+           "uint8": "fp8", "fp8": "fp8"}  # fmt: skip
+_STATES = {"main_params_dtype": "master_dtype", "main_grads_dtype": "grad_dtype", "exp_avg_dtype": "exp_avg_dtype",
+           "exp_avg_sq_dtype": "exp_avg_sq_dtype"}  # fmt: skip
+"""What a precision-aware optimizer keeps in formats of its own; Megatron stores fp8 as uint8."""
+_RECIPES = {recipe.value for recipe in Fp8Recipe}
+_MODULES = {module.value for module in Module}
 _WORDS = re.compile(r"\w+")
 _OFF = {"", "None", "False", "0", "0.0", "[]"}
 
@@ -77,10 +84,10 @@ def read(file: LogFile) -> TrainingLog:
         if match := _ITERATION.search(text):
             number, time = file.step(line, match[1]), _TIME.search(text)
             if time is None:
-                log.notes.append(f"line {line}: an iteration without its time, left out")
+                log.note(f"line {line}: an iteration without its time, left out")
                 continue
             time_ms = file.positive(line, "elapsed time per iteration (ms)", time[1])
-            log.steps.append(LoggedStep(line=line, number=number, time_s=time_ms / 1e3))
+            log.step(LoggedStep(line=line, number=number, time_s=time_ms / 1e3))
             if batch := _BATCH.search(text):
                 log.state("global_batch", file.count(line, "global batch size", batch[1]), line)
         elif match := _ARGUMENT.match(text):
@@ -105,6 +112,7 @@ def _state(log: TrainingLog, arguments: Arguments) -> None:
         _require_sayable(log, arguments)
         _plan(log, arguments)
         _formats(log, arguments)
+        _kernels(log, arguments)
         _model(log, arguments)
 
 
@@ -119,13 +127,13 @@ def _require_sayable(log: TrainingLog, arguments: Arguments) -> None:
     for name, what in _NOTED.items():
         line, text = arguments.get(name, (0, ""))
         if text not in _OFF:
-            log.notes.append(f"line {line}: {name} ({what}), which a plan does not say")
+            log.note(f"line {line}: {name} ({what}), which a plan does not say")
     line, text = arguments.get("cp_comm_type", (0, "None"))
     if "a2a" in text and arguments.get("context_parallel_size", (0, "1"))[1] != "1":
         raise log.file.bad(line, "cp_comm_type", text, "not understood: Ulysses' exchange is no part of a plan")
     line, text = arguments.get("expert_tensor_parallel_size", (0, "None"))
     if text not in {"None", arguments.get("tensor_model_parallel_size", (0, "1"))[1]}:
-        log.notes.append(f"line {line}: expert_tensor_parallel_size {text}, which a plan does not say")
+        log.note(f"line {line}: expert_tensor_parallel_size {text}, which a plan does not say")
 
 
 def _ends_are_counted(log: TrainingLog, arguments: Arguments) -> bool:
@@ -155,8 +163,12 @@ def _plan(log: TrainingLog, arguments: Arguments) -> None:
         _require_every_layer(log, arguments)
     if text == "selective":
         line, modules = arguments.get("recompute_modules", (0, "None"))
-        if set(_WORDS.findall(modules)) - {"None", "core_attn"}:
-            raise log.file.bad(line, "recompute_modules", modules, "must be core_attn, which `selective` stands for")
+        named = [name for name in _WORDS.findall(modules) if name != "None"]
+        unknown = [name for name in named if name not in _MODULES]
+        if unknown:
+            raise log.file.bad(line, "recompute_modules", modules, "must be of " + ", ".join(sorted(_MODULES)))
+        if named and set(named) != {Module.CORE_ATTN.value}:
+            log.state("recompute_modules", "+".join(sorted(named)), line)
     line, text = arguments.get("use_distributed_optimizer", (0, ""))
     if line:
         stage = int(text == "True")
@@ -191,6 +203,20 @@ def _formats(log: TrainingLog, arguments: Arguments) -> None:
         fp8 = arguments.get("fp8", arguments.get("fp8_format", (0, "None")))[1] not in {"None", "False"}
         half = next((name for name in ("bf16", "fp16") if _is_on(arguments, name)), "fp32")
         log.state("dtype", "fp8" if fp8 else half, arguments["bf16"][0])
+    if "accumulate_allreduce_grads_in_fp32" in arguments:
+        line, text = arguments["accumulate_allreduce_grads_in_fp32"]
+        half = next((name for name in ("bf16", "fp16") if _is_on(arguments, name)), "fp32")
+        reduced = half if _is_on(arguments, "grad_reduce_in_bf16") or text != "True" else "fp32"
+        log.state("grad_dtype", reduced, line)
+    if "optimizer" in arguments:
+        line, text = arguments["optimizer"]
+        if text not in {"adam", "sgd"}:
+            raise log.file.bad(line, "optimizer", text, "must be adam or sgd")
+        log.state("optimizer", "adamw" if text == "adam" else "sgd", line)
+
+
+def _kernels(log: TrainingLog, arguments: Arguments) -> None:
+    """How parts are computed, and in which formats a precision-aware optimizer keeps its states."""
     for name, ours in (("tp_comm_overlap", "tp_overlap"), ("overlap_moe_expert_parallel_comm", "ep_overlap")):
         if _is_on(arguments, name):
             log.state(ours, True, arguments[name][0])
@@ -198,20 +224,19 @@ def _formats(log: TrainingLog, arguments: Arguments) -> None:
     local = arguments.get("transformer_impl", (0, ""))[1] == "local" and "use_flash_attn" in arguments
     if "unfused" in text or "local" in text or (not line and local and not _is_on(arguments, "use_flash_attn")):
         log.state("attention", "unfused", line or arguments["use_flash_attn"][0])
-    if "accumulate_allreduce_grads_in_fp32" in arguments:
-        line, text = arguments["accumulate_allreduce_grads_in_fp32"]
-        half = next((name for name in ("bf16", "fp16") if _is_on(arguments, name)), "fp32")
-        reduced = half if _is_on(arguments, "grad_reduce_in_bf16") or text != "True" else "fp32"
-        log.state("grad_dtype", reduced, line)
-    for name in ("main_params_dtype", "main_grads_dtype", "exp_avg_dtype", "exp_avg_sq_dtype"):
+    for name, ours in _STATES.items():
         line, text = arguments.get(name, (0, "None"))
-        if _is_on(arguments, "use_precision_aware_optimizer") and text.removeprefix("torch.") not in _FP32:
-            raise log.file.bad(line, name, text, "not understood: a plan's optimizer keeps fp32 states")
-    if "optimizer" in arguments:
-        line, text = arguments["optimizer"]
-        if text not in {"adam", "sgd"}:
-            raise log.file.bad(line, "optimizer", text, "must be adam or sgd")
-        log.state("optimizer", "adamw" if text == "adam" else "sgd", line)
+        if _is_on(arguments, "use_precision_aware_optimizer") and text != "None":
+            dtype = _DTYPES.get(text.removeprefix("torch."))
+            if dtype is None:
+                raise log.file.bad(line, name, text, "must be of " + ", ".join(_DTYPES))
+            if dtype != "fp32":
+                log.state(ours, dtype, line)
+    if _is_on(arguments, "cross_entropy_loss_fusion"):
+        log.state("cross_entropy", "fused", arguments["cross_entropy_loss_fusion"][0])
+    line, text = arguments.get("fp8_recipe", (0, "None"))
+    if text in _RECIPES and log.value("dtype") == "fp8":
+        log.state("fp8_recipe", text, line)
 
 
 def _model(log: TrainingLog, arguments: Arguments) -> None:

@@ -23,7 +23,7 @@ from autotune.search.acquisition import Choice, StopVerdict, choose, verdict
 from autotune.search.posterior import Observation, Posterior, TransferObservation, believe
 from autotune.search.ranking import RankedPlan, observation, ranking
 from autotune.search.residual import EVERYTHING, Learning, features
-from autotune.search.space import Runtime, legal_plans
+from autotune.search.space import PIECE_ROWS, Runtime, legal_plans
 from autotune.specs import (
     Budget,
     ClusterSpec,
@@ -135,12 +135,17 @@ class Search:
         self._history = len(self._told)
 
     def _most_promising(self, table: PlanTable, profile: Profile | None) -> tuple[PlanTable, EstimateTable]:
-        estimates = estimate_table(self.model, self.cluster, self.workload, table, profile, self.framework)
-        if len(table) <= MAX_CANDIDATES:
-            return table, estimates
-        worth = estimates.tokens_per_s_per_gpu * np.maximum(estimates.p_fits, 0.1)
-        table = table.take(np.argsort(-worth, kind="stable")[:MAX_CANDIDATES])
-        return table, estimate_table(self.model, self.cluster, self.workload, table, profile, self.framework)
+        if len(table) > MAX_CANDIDATES:
+            worth = np.empty(len(table))
+            for start in range(0, len(table), PIECE_ROWS):  # the estimates of all would fill the memory
+                piece = slice(start, start + PIECE_ROWS)
+                found = self._estimates(table.take(piece), profile)
+                worth[piece] = found.tokens_per_s_per_gpu * np.maximum(found.p_fits, 0.1)
+            table = table.take(np.argsort(-worth, kind="stable")[:MAX_CANDIDATES])
+        return table, self._estimates(table, profile)
+
+    def _estimates(self, table: PlanTable, profile: Profile | None) -> EstimateTable:
+        return estimate_table(self.model, self.cluster, self.workload, table, profile, self.framework)
 
     @property
     def observations(self) -> Sequence[Observation]:

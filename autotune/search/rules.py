@@ -395,7 +395,7 @@ CHOICE_RULES = (
     Rule(
         lambda case: (
             (case.table.schedule == INTERLEAVED) & (case.model.layers % case.chunks != 0)
-            if case.runtime is Runtime.ANY and case.workload.framework not in TODAYS
+            if case.runtime is Runtime.ANY and case.workload.framework not in TODAYS | {FSDP}
             else _all_rows(case, False)
         ),
         lambda case, i: (

@@ -34,6 +34,15 @@ def test_renaming_a_device_changes_nothing(gpu: str) -> None:
     assert seconds(work=work, cluster=renamed) == seconds(work=work, cluster=cluster)
 
 
+def test_more_flops_are_never_slower_on_the_way_to_the_next_generation() -> None:
+    def faster(factor: float) -> ClusterSpec:
+        peaks = {dtype: rate * factor for dtype, rate in NODE.device.peak_flops_per_s.items()}
+        return NODE.model_copy(update={"device": NODE.device.model_copy(update={"peak_flops_per_s": peaks})})
+
+    times = [seconds(cluster=faster(1.05**step)) for step in range(-8, 25)]  # from 670 TFLOP/s to 3,200
+    assert times == sorted(times, reverse=True)
+
+
 def test_each_generation_of_attention_is_faster_on_hopper() -> None:
     order = [Attention.UNFUSED, Attention.FLASH, Attention.FLASH2, Attention.FLASH3]
     times = [seconds(with_attention(item)) for item in order]

@@ -78,6 +78,14 @@ MINIMAX_01 = {
         ({"model_type": "phi3", **sizes(3072, 32, 32, 8192, 32064)}, 3_821_079_552, 0),
         ({"model_type": "gemma", **sizes(3072, 28, 16, 24576, 256000)}, 8_537_680_896, 0),
         ({"model_type": "internlm3", **sizes(4096, 48, 32, 10240, 128512, head_dim=128)}, 8_804_241_408, 0),
+        ({"model_type": "seed_oss", **sizes(4096, 64, 80, 27648, 155136)}, 28_921_040_896, 0),
+        ({"model_type": "smollm3", **sizes(2048, 36, 16, 11008, 128256)}, 3_075_098_624, 0),
+        ({"model_type": "olmoe", **sizes(2048, 16, 16, 2048, 50304)}, 13_361_612_800, 16 * 30 * 128),
+        ({"model_type": "ernie4_5", **sizes(1024, 18, 16, 3072, 103424)}, 360_748_032, 0),
+        ({"model_type": "granitemoe", **sizes(4096, 32, 32, 11008, 32000)}, 37_039_116_288, 0),
+        ({"model_type": "starcoder2", **sizes(3072, 30, 24, 12288, 49152)}, 3_030_371_328, 0),
+        ({"model_type": "arcee", **sizes(2560, 32, 32, 18432, 32000)}, 4_022_766_080, 0),
+        ({"model_type": "ministral3", **sizes(4096, 34, 32, 14336, 131072)}, 8_489_553_920, 0),
         ({"model_type": "granite", **sizes(4096, 32, 32, 11008, 32000)}, 6_738_415_616, 0),
     ],
     ids=lambda value: value["model_type"] if isinstance(value, dict) else "",
@@ -220,6 +228,16 @@ def test_mixtures_that_take_turns_with_dense_layers_lie_evenly_on_the_stages() -
     assert [(stage.dense_layers, stage.moe_layers) for stage in stages(24, 24, 16, 1, 0.0, 2)] == [
         (2, 1), (1, 2)] * 8  # fmt: skip
     assert [stage.dense_before for stage in held] == [0, 6, 12, 18]
+
+
+def test_blocks_on_their_own_keep_half_of_what_whole_layers_do() -> None:
+    spec = model("nemotron-3-nano-30b-a3b")
+    plain = ModelSpec.from_data(spec.to_data() | {"mixers": [], "mlp_layers": 0})
+    work, plan = Workload(seq_len=4096, global_batch=1024), Plan(dp=256, ep=16, zero_stage=1)
+    blocks, layers = (estimate(each, H100, work, plan).bytes.activations for each in (spec, plain))
+    assert 0.3 * layers < blocks < 0.6 * layers
+    windowed = ModelSpec.from_data(plain.to_data() | {"mixers": [{"layers": 52, "window": 128}]})
+    assert estimate(windowed, H100, work, plan).bytes.activations == layers
 
 
 H100 = cluster_from_shorthand("h100-80gb-sxm:32x8")

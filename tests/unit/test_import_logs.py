@@ -11,7 +11,7 @@ from autotune.errors import InputError
 from autotune.imports import Format, Imported, Stated, read_log
 from autotune.imports.assembly import median_interval, settled
 from autotune.imports.logs import LoggedStep
-from autotune.specs import Attention, DType, FailureKind, Plan, Recompute, Schedule
+from autotune.specs import Attention, CrossEntropy, DType, FailureKind, Module, Plan, Recompute, Schedule
 
 SIXTEEN, EIGHT = cluster_from_shorthand("h100-80gb-sxm:2x8"), cluster_from_shorthand("h100-80gb-sxm:1x8")
 LLAMA = load_model("llama3.1-8b")
@@ -180,13 +180,13 @@ def test_labels_of_launchers_are_taken_off(label: str) -> None:
     [
         ({"recompute_granularity": "full", "recompute_method": "block", "recompute_num_layers": 5}, "recompute_num"),
         ({"recompute_granularity": "full", "recompute_method": "uniform", "recompute_num_layers": 4}, "recompute_num"),
-        ({"recompute_modules": "['moe_act', 'layernorm']"}, "recompute_modules"),
+        ({"recompute_modules": "['embedding']"}, "recompute_modules"),
         ({"optimizer_cpu_offload": True}, "optimizer_cpu_offload"),
         ({"decoder_first_pipeline_num_layers": 10}, "decoder_first_pipeline_num_layers"),
         ({"account_for_loss_in_pipeline_split": True}, "account_for_loss"),
         ({"num_distributed_optimizer_instances": 2}, "num_distributed_optimizer_instances"),
         ({"enable_zero_bubble": True}, "zero-bubble"),
-        ({"use_precision_aware_optimizer": True, "exp_avg_dtype": "torch.bfloat16"}, "exp_avg_dtype"),
+        ({"use_precision_aware_optimizer": True, "exp_avg_dtype": "torch.int3"}, "exp_avg_dtype"),
         ({"context_parallel_size": 2, "data_parallel_size": 1, "cp_comm_type": "['a2a']"}, "Ulysses"),
     ],
 )
@@ -227,6 +227,29 @@ def test_ends_that_count_as_layers_are_an_interleaved_plan_of_ours() -> None:
     assert (both.plan.vpp, both.plan.pp, both.plan.schedule) == (4, 2, Schedule.INTERLEAVED)
     with pytest.raises(InputError, match="account_for_loss"):
         megatron(import_logs.megatron(**changes))  # 31 on 8 chunks
+
+
+def test_what_precision_and_modules_megatron_says_are_the_runs() -> None:
+    (run,) = megatron(
+        import_logs.megatron(
+            recompute_modules="['moe_act', 'layernorm']", use_precision_aware_optimizer=True,
+            exp_avg_dtype="torch.bfloat16", exp_avg_sq_dtype="torch.uint8", main_params_dtype="torch.float16",
+            cross_entropy_loss_fusion=True,
+        )
+    ).runs  # fmt: skip
+    assert run.plan.recompute_modules == (Module.LAYERNORM, Module.MOE_ACT)
+    work = run.workload
+    assert (work.master_dtype, work.exp_avg_dtype, work.exp_avg_sq_dtype) == (DType.FP16, DType.BF16, DType.FP8)
+    assert work.cross_entropy is CrossEntropy.FUSED
+
+
+def test_torchtitans_op_recomputation_is_said_by_its_config() -> None:
+    config = (
+        'Running with configs: {"activation_checkpoint": {"mode": "selective", "selective_ac_option": "op"}}\n'
+        "Applied selective activation checkpointing to the model\n"
+    )
+    lines = [line for line in TODAY if "FullAC" not in line]
+    assert titan([*config.splitlines(), *lines]).runs[0].plan.recompute is Recompute.OP
 
 
 def test_arguments_that_change_the_speed_only_are_told() -> None:

@@ -19,6 +19,7 @@ from autotune.search.space import (
     legal_plans,
 )
 from autotune.specs import DType, ModelSpec, Plan, Recompute, Schedule, Space, StepRequest, Workload
+from autotune.specs.workload import FrameworkName
 from probes.runnable import check_step
 
 DENSE = ModelSpec.from_data(
@@ -212,3 +213,11 @@ def test_a_space_restricts_every_field() -> None:
 def test_divisors() -> None:
     assert divisors(36) == [1, 2, 3, 4, 6, 9, 12, 18, 36]
     assert divisors(1) == [1]
+
+
+def test_torchs_own_pipelines_interleave_uneven_chunks_and_others_do_not() -> None:
+    spec, cluster = model("gpt2"), cluster_from_shorthand("a100-80gb-sxm:1x8")
+    uneven = Plan(pp=2, dp=4, vpp=5, zero_stage=2, schedule=Schedule.INTERLEAVED)
+    work = Workload(seq_len=512, global_batch=64, framework=FrameworkName.FSDP)
+    assert illegal_reason(spec, cluster, work, uneven) is None
+    assert "which interleaved needs" in (illegal_reason(spec, cluster, work.of_any_software(), uneven) or "")

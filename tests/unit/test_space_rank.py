@@ -68,12 +68,12 @@ def test_misses_on_one_node_without_a_link_between_nodes() -> None:
     alone = cluster.model_copy(update={"inter": None})
     table = legal_plans(spec, alone, WORK, runtime=Runtime.TORCH)
     with pytest.raises(NothingFitsError, match="3 nodes"):
-        nearest_misses(spec, alone, WORK, table, runtime=Runtime.TORCH)
+        nearest_misses(spec, alone, WORK, [table], runtime=Runtime.TORCH)
 
 
 def test_no_misses_where_something_fits() -> None:
     cluster = cluster_from_shorthand("a100-80gb-sxm:1x8")
-    nearest_misses(LLAMA, cluster, WORK, legal_plans(LLAMA, cluster, WORK))
+    nearest_misses(LLAMA, cluster, WORK, [legal_plans(LLAMA, cluster, WORK)])
 
 
 def test_of_equally_fast_plans_the_one_with_less_memory_is_first() -> None:
