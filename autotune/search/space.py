@@ -21,7 +21,7 @@ from autotune.cost.table import (
     module_bits,
 )
 from autotune.errors import InputError
-from autotune.search.rules import ANY_RULES, FRAMEWORK_RULES, FSDP, RULES, TODAYS, Case, Rule, Runtime
+from autotune.search.rules import ANY_RULES, FRAMEWORK_RULES, FSDP, RULES, TODAYS, UNEVEN, Case, Rule, Runtime
 from autotune.specs import ClusterSpec, FrameworkName, ModelSpec, Plan, Recompute, Schedule, Space, Workload
 
 __all__ = ["Runtime", "illegal_mask", "illegal_reason", "illegal_reasons", "legal_pieces", "legal_plans"]
@@ -116,8 +116,8 @@ def legal_pieces(
             table = keep(table, FRAMEWORK_RULES)
         if runtime is not Runtime.ANY:
             return table
-        if workload.framework in TODAYS:
-            table = table.take(_even(model, table))
+        if workload.framework in UNEVEN:
+            table = table.take(_even(model, workload, table))
         # GPipe with one micro-batch is the same order of work as 1F1B, which is listed.
         one = table.dp.astype(np.int64) * table.micro_batch == workload.global_batch
         return table.take(~(one & (table.schedule == GPIPE)))
@@ -141,10 +141,10 @@ def _slices(table: PlanTable, factor: int) -> Iterator[PlanTable]:
         yield table.take(slice(start, start + rows))
 
 
-def _even(model: ModelSpec, table: PlanTable) -> BoolColumn:
+def _even(model: ModelSpec, workload: Workload, table: PlanTable) -> BoolColumn:
     """Interleaved plans with equal chunks, the two ends counted or not: others run, but nobody would choose them."""
-    chunks = table.pp.astype(np.int64) * table.vpp
-    even: BoolColumn = (model.layers % chunks == 0) | ((model.layers + 2) % chunks == 0)
+    chunks, ends = table.pp.astype(np.int64) * table.vpp, workload.framework in TODAYS
+    even: BoolColumn = (model.layers % chunks == 0) | (ends & ((model.layers + 2) % chunks == 0))
     listed: BoolColumn = (table.schedule != INTERLEAVED) | even
     return listed
 
