@@ -64,6 +64,7 @@ TOGETHER = ("service", "probes")
 """Folders whose tests share servers or ranks: all of one go to one process, where several share the tests."""
 
 
+@pytest.hookimpl(tryfirst=True)  # before xdist reads the marker
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Says what goes to one process, and begins with the longest: then waiting tests run beside tests of ranks."""
     places: dict[str, int] = {}

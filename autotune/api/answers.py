@@ -259,10 +259,14 @@ class BestAnswer(Spec):
 
 
 class PlanEstimate(Spec):
-    """A plan and what the cost model says of it. Nothing was measured."""
+    """A plan and what the cost model says of it. Nothing was measured.
+
+    `alike` counts the other plans of its tp, pp, ep and etp that the estimate cannot tell from it.
+    """
 
     plan: Plan
     estimate: Estimate
+    alike: int
 
 
 class PlansAnswer(Spec):

@@ -231,7 +231,7 @@ ANSWERS: dict[str, Any] = {
     "PlansAnswer": {
         "model": "mine-7b", "cluster": "blue", "devices": 16, "workload": _WORKLOAD, "legal": 14208, "fitting": 9120,
         "seconds": 0.05, "estimates_per_s": 510000.0, "basis": "catalog",
-        "plans": [{"plan": _PLAN, "estimate": _ESTIMATE | {"basis": "catalog"}}],
+        "plans": [{"plan": _PLAN, "estimate": _ESTIMATE | {"basis": "catalog"}, "alike": 12}],
     },
     "ModelSpec": MODEL,
     "ModelPage": {"models": [{"origin": "stored", **MODEL}], "next": None},

@@ -143,8 +143,13 @@ def rank_plans(
     sequence_parallel: SequenceParallel = None,
     schedule: Schedules = None,
     top: Annotated[int, Query(ge=1, le=1000, description="Plans to list.")] = 10,
+    every: Annotated[
+        bool, Query(alias="all", description="List plans that the estimate cannot tell apart, too.")
+    ] = False,
 ) -> Response:
-    """Rank all legal plans by estimate.
+    """Rank all legal plans by estimate, each tp, pp, ep and etp once.
+
+    Of plans that the estimate cannot tell apart (within 5 %) the simplest is listed, with how many others there are.
 
     Speeds come from the cluster's profile where there is one, else from the catalog. A parameter of the space may be
     given several times; one that is not given allows every legal value.
@@ -160,13 +165,13 @@ def rank_plans(
     space = Space.from_data({name: values for name, values in choices.items() if values}, "space")
     profile = parts.store.profile(cluster_spec.key)
     digests = (model_spec.digest(), cluster_spec.digest(), workload.key, space.digest(), profile and profile.digest())
-    key = ("plans", *digests, top)
+    key = ("plans", *digests, top, every)
 
     require_bounded(parts.answers, model_spec, cluster_spec, workload)
 
     def compute() -> bytes:
         with one_at_a_time():
-            ranking = rank(model_spec, cluster_spec, workload, space, profile=profile, limit=top)
+            ranking = rank(model_spec, cluster_spec, workload, space, profile=profile, limit=top, distinct=not every)
         return Json.of(ranking_data(model_spec, cluster_spec, workload, ranking))
 
     return Response(parts.answers.get(key, compute), media_type=Json.media_type)

@@ -160,7 +160,8 @@ class Here:
         question = inputs.model, inputs.cluster, inputs.workload
         require_bounded(*question)
         profile = stored_profile(inputs.cluster, self._db)
-        return ranking_data(*question, rank(*question, space, profile=profile, limit=query["top"]))
+        ranking = rank(*question, space, profile=profile, limit=query["top"], distinct=not query["all"])
+        return ranking_data(*question, ranking)
 
     def inputs(self, query: Data) -> Inputs:
         """The model, cluster and workload of a question."""

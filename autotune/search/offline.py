@@ -12,7 +12,7 @@ import numpy as np
 from autotune.cost.estimate import NINETY_PERCENT, EstimateTable, estimate_table, memory_table
 from autotune.cost.table import IndexColumn, PlanTable
 from autotune.errors import IllegalPlanError, NothingFitsError
-from autotune.search.posterior import believe
+from autotune.search.posterior import OWN_SD, believe
 from autotune.search.residual import features
 from autotune.search.space import Runtime, illegal_reason, legal_pieces
 from autotune.specs import ClusterSpec, Estimate, ModelSpec, Plan, Profile, Recompute, Space, Workload
@@ -26,10 +26,14 @@ NODES_BETWEEN = 16
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EstimatedPlan:
-    """A plan and what the cost model says of it."""
+    """A plan and what the cost model says of it.
+
+    `alike` counts other plans of the same layout (tp, pp, ep, etp) that the estimate cannot tell from it, where asked.
+    """
 
     plan: Plan
     estimate: Estimate
+    alike: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -77,8 +81,18 @@ def rank(
     runtime: Runtime = Runtime.ANY,
     profile: Profile | None = None,
     limit: int = 10,
+    distinct: bool = False,
 ) -> Ranking:
     """Estimates every legal plan and returns the best `limit`.
+
+    Args:
+        model, cluster, workload: the question.
+        space: which plans are looked at.
+        runtime: what must be able to run them.
+        profile: measured speeds of the cluster, in place of the catalog's.
+        limit: how many plans are listed.
+        distinct: list each layout (tp, pp, ep, etp) once, by the simplest of its plans that are within OWN_SD of its
+            best, which is less than the estimate can tell apart.
 
     Raises:
         IllegalPlanError: no plan of the space is legal; says why the simplest one is not.
@@ -86,7 +100,7 @@ def rank(
         MissingMeasurementError: a speed that is needed is neither measured nor in the catalog.
     """
     started = time.perf_counter()
-    best, legal, fitting, estimating_s = _Best(limit), 0, 0, 0.0
+    best, legal, fitting, estimating_s = _Best(limit, distinct=distinct), 0, 0, 0.0
     for table in legal_pieces(model, cluster, workload, space, runtime):
         before = time.perf_counter()
         estimates = estimate_table(model, cluster, workload, table, profile)
@@ -100,34 +114,84 @@ def rank(
         tables = legal_pieces(model, cluster, workload, space, runtime)
         nearest_misses(model, cluster, workload, tables, space=space, runtime=runtime, profile=profile)
     plans = [best.table.plan(i) for i in range(len(best.table))]
+    alike = [0] * len(plans)
+    if distinct:
+        lines = [_simplest(model, cluster, workload, space, runtime, profile, plan) for plan in plans]
+        lines.sort(key=lambda line: -line[2])
+        plans, alike = [plan for plan, _, _ in lines], [count for _, count, _ in lines]
     found = estimated(model, cluster, workload, plans, profile)
     return Ranking(
         legal=legal,
         fitting=fitting,
         seconds=time.perf_counter() - started,
         estimates_per_s=legal / estimating_s,
-        plans=tuple(EstimatedPlan(plan=plan, estimate=one) for plan, one in zip(plans, found, strict=True)),
+        plans=tuple(
+            EstimatedPlan(plan=plan, estimate=one, alike=count)
+            for plan, one, count in zip(plans, found, alike, strict=True)
+        ),
     )
 
 
 class _Best:
-    """The best plans of several tables; of equally good ones those with the least memory, then the first."""
+    """The best plans of several tables; of equally good ones those with the least memory, then the first.
 
-    def __init__(self, limit: int) -> None:
+    With `distinct` only the best plan of each layout counts.
+    """
+
+    def __init__(self, limit: int, *, distinct: bool) -> None:
         self.table = PlanTable.of([])
-        self._limit, self._worth, self._peak = limit, np.empty(0), np.empty(0)
+        self._limit, self._distinct = limit, distinct
+        self._worth, self._peak = np.empty(0), np.empty(0)
 
     def add(self, table: PlanTable, fits: IndexColumn, estimates: EstimateTable) -> None:
         """Takes the rows `fits` of a table into account."""
         worth = estimates.expected[fits]
-        if len(fits) > self._limit:  # most rows need not be sorted
+        if len(fits) > self._limit and not self._distinct:  # most rows need not be sorted
             good = worth >= np.partition(worth, len(worth) - self._limit)[len(worth) - self._limit]
             fits, worth = fits[good], worth[good]
         worth = np.concatenate([self._worth, worth])
         peak = np.concatenate([self._peak, estimates.peak_memory_bytes[fits]])
-        order = np.lexsort((peak, -worth))[: self._limit]
-        self.table = PlanTable.concat([self.table, table.take(fits)]).take(order)
-        self._worth, self._peak = worth[order], peak[order]
+        together = PlanTable.concat([self.table, table.take(fits)])
+        order = np.lexsort((peak, -worth))
+        if self._distinct:
+            firsts = np.unique(_layouts(together)[order], return_index=True)[1]
+            order = order[np.sort(firsts)]
+        order = order[: self._limit]
+        self.table, self._worth, self._peak = together.take(order), worth[order], peak[order]
+
+
+def _layouts(table: PlanTable) -> IndexColumn:
+    """A number for each row, equal for plans of one tp, pp, ep and etp (each less than 2^17, pp less than 2^12)."""
+    tp, pp, ep, etp = (column.astype(np.int64) for column in (table.tp, table.pp, table.ep, table.etp))
+    return tp << 46 | pp << 34 | ep << 17 | etp
+
+
+def _simplest(
+    model: ModelSpec,
+    cluster: ClusterSpec,
+    workload: Workload,
+    space: Space,
+    runtime: Runtime,
+    profile: Profile | None,
+    best: Plan,
+) -> tuple[Plan, int, float]:
+    """(the simplest plan that the estimate cannot tell from the best of its layout, how many others, its worth).
+
+    Simpler is what uses less of context parallelism, chunks of stages, recomputation and sharded parameters; of equally
+    simple ones it is the best.
+    """
+    layout = space.model_copy(update={"tp": (best.tp,), "pp": (best.pp,), "ep": (best.ep,)})
+    near, worth = PlanTable.of([]), np.empty(0)
+    for table in legal_pieces(model, cluster, workload, layout, runtime):
+        estimates = estimate_table(model, cluster, workload, table, profile)
+        rows = np.flatnonzero(estimates.fits & (table.etp == best.etp))
+        near = PlanTable.concat([near, table.take(rows)])
+        worth = np.concatenate([worth, estimates.expected[rows]])
+        close = worth >= (1.0 - OWN_SD) * worth.max(initial=0.0)
+        near, worth = near.take(np.flatnonzero(close)), worth[close]
+    uses = (near.cp > 1, near.vpp > 1, near.recompute > 0, near.recompute_modules > 0, near.zero_stage > 1)
+    first = int(np.lexsort((-worth, np.sum(uses, axis=0)))[0])
+    return near.plan(first), len(near) - 1, float(worth[first])
 
 
 def nearest_misses(

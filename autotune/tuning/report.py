@@ -167,7 +167,10 @@ def ranking_data(model: ModelSpec, cluster: ClusterSpec, workload: Workload, ran
         "seconds": ranking.seconds,
         "estimates_per_s": ranking.estimates_per_s,
         "basis": ranking.plans[0].estimate.basis.value,
-        "plans": [{"plan": each.plan.to_data(), "estimate": each.estimate.to_data()} for each in ranking.plans],
+        "plans": [
+            {"plan": each.plan.to_data(), "estimate": each.estimate.to_data(), "alike": each.alike}
+            for each in ranking.plans
+        ],
     }
 
 

@@ -30,6 +30,36 @@ def test_the_best_of_the_whole_space_come_first() -> None:
     assert ranking.estimates_per_s > 0
 
 
+def test_plans_that_the_estimate_cannot_tell_apart_are_one_line() -> None:
+    cluster = cluster_from_shorthand("a100-80gb-sxm:1x8")
+    table = legal_plans(LLAMA, cluster, WORK)
+    estimates = estimate_table(LLAMA, cluster, WORK, table)
+    ranking = rank(LLAMA, cluster, WORK, limit=5, distinct=True)
+    layouts = [(item.plan.tp, item.plan.pp) for item in ranking.plans]
+    assert len(set(layouts)) == len(layouts) == 5
+    assert any(item.alike for item in ranking.plans)
+    for item in ranking.plans:
+        own = np.flatnonzero((table.tp == item.plan.tp) & (table.pp == item.plan.pp) & estimates.fits)
+        worth = estimates.expected[own]
+        near = own[worth >= 0.95 * worth.max()]
+        assert item.alike == len(near) - 1
+        plans = [table.plan(int(row)) for row in near]
+        assert item.plan in plans
+        assert switched_on(item.plan) == min(map(switched_on, plans))
+
+
+def switched_on(plan: Plan) -> int:
+    return sum(
+        (
+            plan.cp > 1,
+            plan.vpp > 1,
+            plan.recompute is not Recompute.NONE,
+            plan.zero_stage > 1,
+            bool(plan.recompute_modules),
+        )
+    )
+
+
 def test_a_small_space_gives_all_its_plans() -> None:
     cluster = cluster_from_shorthand("a100-80gb-sxm:1x8")
     space = Space(tp=(8,), zero_stage=(0,), sequence_parallel=(True,), micro_batch=(1, 2))
