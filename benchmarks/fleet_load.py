@@ -48,7 +48,7 @@ PATIENT_S = 900.0
 
 LONG_TRIALS = 100
 BACKLOG = 10_000
-GREEDY, NEWCOMERS = 1_000, 3
+GREEDY, NEWCOMERS = 1_000, 2
 HOSTILE_NICE = 10
 """It stands for another machine: it may not take the processors from those whom it attacks."""
 

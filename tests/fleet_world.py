@@ -92,7 +92,11 @@ class Mail:
         return True
 
     def advance(self, *tuning_ids: str) -> bool:
-        return self._put("advance" if tuning_ids else "begin", *tuning_ids)
+        if tuning_ids:
+            return self._put("advance", *tuning_ids)
+        if ("begin", ()) not in self.waiting and not self.loses("begin"):
+            self.waiting.appendleft(("begin", ()))  # never behind tunings, and one is as good as many
+        return True
 
     def backlog(self) -> int:
         return sum(kind == "advance" for kind, _ in self.waiting)

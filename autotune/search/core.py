@@ -248,7 +248,7 @@ class Search:
     def estimate_of(self, plan: Plan) -> Estimate | None:
         """The estimate of a plan of the table; None for a plan outside it.
 
-        The parts are the uncorrected estimate's; the intervals and P(fits) are what is believed now.
+        The parts are the uncorrected estimate's; the interval of the step time and P(fits) are what is believed now.
         """
         row = self.table.find(plan)
         if row is None:
