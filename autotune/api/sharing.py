@@ -5,10 +5,10 @@ from __future__ import annotations
 
 import time
 from asyncio import Future, Task, create_task, current_task, get_running_loop, shield
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Coroutine, Hashable, Iterator, MutableMapping, Sequence
 from contextlib import contextmanager, suppress
-from threading import BoundedSemaphore, Condition, Lock
+from threading import Condition, Lock
 from typing import Any, Generic, TypeVar
 
 from anyio import CapacityLimiter
@@ -190,25 +190,39 @@ def _afresh(error: Exception) -> Exception:
 
 
 MAX_WAITING = 8
-"""Half of the handlers' threads: the others answer what is quick, however many rankings are asked for."""
+"""A fifth of the handlers' threads: the others answer what is quick, however many rankings are asked for."""
 
-_turn, _places = Lock(), BoundedSemaphore(MAX_WAITING)
+MAX_OF_ONE = 2
+"""Of one principal, so that he does not take the places of all others."""
+
+_turn, _counting, _waiting = Lock(), Lock(), Counter[str]()
 
 
 @contextmanager
-def one_at_a_time() -> Iterator[None]:
+def one_at_a_time(principal: str) -> Iterator[None]:
     """Held while all plans of a request are weighed: more at once would only make each slower.
 
     Raises:
-        HTTPException: 503, so many wait already that quick requests would find no thread.
+        HTTPException: 429, so many requests of this principal wait already; 503, so many of all that quick requests
+            would find no thread.
     """
-    if not _places.acquire(blocking=False):
-        raise HTTPException(503, f"{MAX_WAITING} requests wait already for plans to be weighed", {"Retry-After": "5"})
+    with _counting:
+        if _waiting[principal] >= MAX_OF_ONE:
+            raise HTTPException(429, f"{MAX_OF_ONE} requests of {principal} wait already {_FOR}", _RETRY)
+        if _waiting.total() >= MAX_WAITING:
+            raise HTTPException(503, f"{MAX_WAITING} requests wait already {_FOR}", _RETRY)
+        _waiting[principal] += 1
     try:
         with _turn:
             yield
     finally:
-        _places.release()
+        with _counting:
+            _waiting[principal] -= 1
+            if not _waiting[principal]:
+                del _waiting[principal]
+
+
+_FOR, _RETRY = "for plans to be weighed", {"Retry-After": "5"}
 
 
 def require_bounded(

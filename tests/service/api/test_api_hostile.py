@@ -363,6 +363,16 @@ def test_a_key_that_comes_twice_means_nothing(api: Api) -> None:
     assert_problem(refused, 400, "malformed", "seed", "twice")
 
 
+def test_a_refusal_takes_no_longer_than_the_body_is_long(api: Api) -> None:
+    """Each is refused after one look at it; one that compares all with all holds everybody up for minutes or hours."""
+    headers = {"content-type": "application/json"}
+    named = api.request("POST", "/tunings", content=json.dumps(TINY | {"model": "a:" * 500_000}), headers=headers)
+    assert_problem(named, 422, "input", "model")
+    names = [*range(18_000), 17_999]
+    many = "{" + ",".join(f'"{"x" * 40}{name:05}":1' for name in names) + "}"
+    assert_problem(api.request("POST", "/tunings", content=many, headers=headers), 400, "malformed", "twice")
+
+
 def test_no_header_is_an_error_of_ours(start_api: StartApi) -> None:
     api = start_api(open_locally=True)
     for name, value in (
