@@ -71,9 +71,9 @@ def test_the_plans_that_always_run_hold_every_pair_of_choices() -> None:
     assert {pair for plan in COVER for pair in pairs(plan)} == {pair for plan in PLANS for pair in pairs(plan)}
     # By hand: pp = 2 leaves room for ZeRO; only pipelines of two stages are interleaved here.
     held = set().union(*map(pairs, COVER))
-    assert (("pp", 2), ("zero_stage", 3)) in held
-    assert (("schedule", "interleaved"), ("sequence_parallel", True)) in held
-    assert (("pp", 4), ("schedule", "interleaved")) not in held
+    assert (("pp", "2"), ("zero_stage", "3")) in held
+    assert (("schedule", "interleaved"), ("sequence_parallel", "True")) in held
+    assert (("pp", "4"), ("schedule", "interleaved")) not in held
 
 
 @pytest.mark.parametrize(
