@@ -35,10 +35,10 @@ box-down: setup
 	$(AS_ROOT) $(BIN)/python -m deploy.box down $(ARGS)
 
 test: setup services
-	$(BIN)/python -m pytest -n 2 --dist loadgroup -m "not slow" $(ARGS)
+	$(BIN)/python -m pytest -n 2 -m "not slow" $(ARGS)
 
 test-all: setup services
-	$(BIN)/python -m pytest -n 2 --dist loadgroup $(ARGS)
+	$(BIN)/python -m pytest -n 2 $(ARGS)
 
 # Would the unit tests notice a wrong line? On a copy; ARGS names a package or file, or --json.
 SAMPLE := 200

@@ -60,20 +60,24 @@ NEEDS = {
 }
 
 
-TOGETHER = ("service", "probes")
+TOGETHER = ("tests/service/", "tests/probes/")
 """Folders whose tests share servers or ranks: all of one go to one process, where several share the tests."""
 
 
-@pytest.hookimpl(tryfirst=True)  # before xdist reads the marker
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Says what goes to one process, and begins with the longest: then waiting tests run beside tests of ranks."""
-    places: dict[str, int] = {}
-    for item in items:
-        folder = next((name for name in TOGETHER if name in item.path.parts), "")
-        group = folder or item.path.name
-        places[item.nodeid] = TOGETHER.index(folder) if folder else len(TOGETHER)
-        item.add_marker(pytest.mark.xdist_group(group))
-    items.sort(key=lambda item: places[item.nodeid])
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: object) -> object:
+    """Gives a process whole folders of these and whole files of others, the largest first.
+
+    So the tests of the service, which mostly wait, run beside those of ranks.
+    """
+    from xdist.scheduler import LoadScopeScheduling
+
+    class ByFolder(LoadScopeScheduling):
+        def _split_scope(self, nodeid: str) -> str:
+            file = nodeid.partition("::")[0]
+            return next((folder for folder in TOGETHER if file.startswith(folder)), file)
+
+    return ByFolder(config, log)  # type: ignore[arg-type]
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:
