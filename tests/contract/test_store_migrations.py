@@ -14,7 +14,7 @@ from sqlalchemy import MetaData, inspect, select
 from store_records import CLUSTER, MODEL, WORKLOAD, step_reading
 
 from autotune.errors import StoreError, StoreNewerError, StoreOlderError
-from autotune.specs import Budget, SamplerName, Space, TuningState
+from autotune.specs import Budget, DType, SamplerName, Space, TuningState
 from autotune.specs.regression import CauseKind, VerdictKind
 from storage import SqlStore, open_store
 from storage.care.backup import backup, restore
@@ -112,7 +112,8 @@ def test_a_database_of_the_baseline_is_migrated_with_every_row(old: str) -> None
     with open_store(old, read_only=True) as store:
         assert store.model("tiny") == MODEL
         found = store.tuning("first-release")
-        assert (found.cluster, found.workload, found.state) == (CLUSTER, WORKLOAD, TuningState.SEARCHING)
+        said = WORKLOAD.model_copy(update={"grad_dtype": DType.FP32})  # it had to be said then
+        assert (found.cluster, found.workload, found.state) == (CLUSTER, said, TuningState.SEARCHING)
         assert (found.sampler, found.history) == (SamplerName.TPE, "mlops")
         assert [trial.reading for trial in store.trials("first-release")] == [step_reading(), None]
         assert store.best_trials(MODEL, CLUSTER, WORKLOAD)[0].reading == step_reading()
@@ -218,5 +219,6 @@ def test_numbers_that_older_releases_took_without_bounds_are_brought_within_thos
     migrate(old)
     with open_store(old) as store:
         found = store.tuning("first-release")
+        said = WORKLOAD.model_copy(update={"grad_dtype": DType.FP32})  # it had to be said then
     assert found.budget == Budget(gpu_s=1e12, max_trials=100_000, min_gain=0.02)
     assert found.space == Space(tp=(1,), zero_stage=(0,))
