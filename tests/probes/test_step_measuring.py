@@ -85,7 +85,7 @@ def test_a_plan_that_cannot_win_is_given_up_after_two_steps(one: LocalProber) ->
     )
     assert read.pruned
     assert len(read.step_times_s) == 2
-    assert read.t_calc_s is None
+    assert read.t_calc_s is not None  # so far behind that it may be the node and not the plan: a trace tells
     assert not read.steady
 
 
