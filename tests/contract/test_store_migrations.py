@@ -219,6 +219,5 @@ def test_numbers_that_older_releases_took_without_bounds_are_brought_within_thos
     migrate(old)
     with open_store(old) as store:
         found = store.tuning("first-release")
-        said = WORKLOAD.model_copy(update={"grad_dtype": DType.FP32})  # it had to be said then
     assert found.budget == Budget(gpu_s=1e12, max_trials=100_000, min_gain=0.02)
     assert found.space == Space(tp=(1,), zero_stage=(0,))
