@@ -95,7 +95,7 @@ async def best(
     given = asked_workload(seq_len, global_batch, dtype, framework, kernels, precision)
     if tuning is not None:
         return await run_in_threadpool(lambda: Json(_of_named(parts, parts.store.tuning(tuning), target)))
-    asked = ("best", model, cluster, nodes, given, target)
+    asked = ("best", principal, model, cluster, nodes, given, target)
 
     def find() -> bytes:
         return Json.of(_best(parts, principal, model, cluster, nodes, given, target))
@@ -165,8 +165,8 @@ async def rank_plans(
     def find() -> bytes:
         return _ranked(parts, principal, model, cluster, nodes, given, space, top, every=every)
 
-    # However many ask the same while it is worked out, they wait in no thread.
-    asked = ("plans", model, cluster, nodes, given, space, top, every)
+    # However often a principal asks the same while it is worked out, it waits in no thread. A refusal is his alone.
+    asked = ("plans", principal, model, cluster, nodes, given, space, top, every)
     body: bytes = await parts.shared.get(asked, lambda: run_in_threadpool(find))
     return Response(body, media_type=Json.media_type)
 

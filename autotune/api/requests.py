@@ -25,16 +25,11 @@ from autotune.fleet.keys import MAX_DAYS
 from autotune.ports.fleet import FleetStore
 from autotune.shown import HIDDEN, PLAIN
 from autotune.specs import (
-    Attention,
     Budget,
     ClusterSpec,
-    CrossEntropy,
     DType,
-    Fp8Recipe,
     FrameworkName,
     ModelSpec,
-    Norms,
-    Optimizer,
     Role,
     SamplerName,
     Space,
@@ -43,7 +38,7 @@ from autotune.specs import (
 )
 from autotune.specs.base import Name, mismatch
 from autotune.specs.model import Count
-from autotune.specs.workload import KERNELS, PRECISION, read_kernels, read_precision
+from autotune.specs.workload import KERNELS, PRECISION, Software, read_kernels, read_precision
 
 DEFAULT_MAX_TRIALS = 24
 MAX_CHOICES = 1000
@@ -95,27 +90,12 @@ PathName = Annotated[str, Path(min_length=1, max_length=200, pattern=PLAIN, desc
 PathId = Annotated[str, Path(min_length=4, max_length=64, pattern=r"^[A-Za-z0-9_-]+$", description="An id.")]
 
 
-class WorkloadRequest(Spec):
+class WorkloadRequest(Software):
     """A workload; what is absent gets the default for the model and the cluster."""
 
     seq_len: Count | None = None
     global_batch: Count | None = None
     dtype: DType | None = None
-    grad_dtype: DType | None = None
-    optimizer: Optimizer = Optimizer.ADAMW
-    param_dtype: DType | None = None
-    reduce_dtype: DType | None = None
-    master_dtype: DType | None = None
-    exp_avg_dtype: DType | None = None
-    exp_avg_sq_dtype: DType | None = None
-    fp8_recipe: Fp8Recipe | None = None
-    saved_dtype: DType | None = None
-    framework: FrameworkName = FrameworkName.TORCH
-    attention: Attention | None = None
-    norms: Norms | None = None
-    cross_entropy: CrossEntropy | None = None
-    tp_overlap: bool | None = None
-    ep_overlap: bool | None = None
 
 
 def asked_workload(

@@ -167,7 +167,7 @@ def _print_explained(
         one = (EstimatedPlan(plan=chosen, estimate=found),)
         ranking = Ranking(legal=1, fitting=int(found.fits), seconds=seconds, estimates_per_s=1 / seconds, plans=one)
     first = ranking.plans[0].plan
-    data = ranking_data(*question, ranking) | (explained(setting, first) if explain else {})
+    data = ranking_data(*question, ranking) | (explained(setting, first, asked=chosen is not None) if explain else {})
     if as_json:
         output.print_json(data)
         return 0 if ranking.fitting else NothingFitsError.exit_code

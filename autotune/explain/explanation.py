@@ -50,13 +50,16 @@ def explain_setting(setting: Setting, table: PlanTable, estimates: EstimateTable
     )
 
 
-def explained(setting: Setting, plan: Plan) -> dict[str, Any]:
-    """For --json: the explanation of a plan by estimate, and why it is not the best one where it is not."""
+def explained(setting: Setting, plan: Plan, *, asked: bool) -> dict[str, Any]:
+    """For --json: the explanation of a plan by estimate; of one that was `asked` for also why it is not the best one.
+
+    The first of a ranking may be the simplest of several that the estimate cannot tell apart: nothing is against it.
+    """
     table = setting.plans()
     if table.find(plan) is None:  # outside the space that the setting leaves
         table = PlanTable.concat([table, PlanTable.of([plan])])
     estimates = setting.estimates(table)
-    refused = rejection(plan, table, estimates)
+    refused = rejection(plan, table, estimates) if asked else None
     return {
         "explanation": explain_setting(setting, table, estimates, plan).to_data(),
         "rejection": refused.to_data() if refused else None,

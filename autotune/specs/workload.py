@@ -92,7 +92,27 @@ class Fp8Recipe(StrEnum):
     MXFP8 = "mxfp8"
 
 
-class Workload(Spec):
+class Software(Spec):
+    """What trains and in which formats: the part of a workload that has a default whatever the model is."""
+
+    grad_dtype: DType | None = None
+    optimizer: Optimizer = Optimizer.ADAMW
+    param_dtype: DType | None = None
+    reduce_dtype: DType | None = None
+    master_dtype: DType | None = None
+    exp_avg_dtype: DType | None = None
+    exp_avg_sq_dtype: DType | None = None
+    fp8_recipe: Fp8Recipe | None = None
+    saved_dtype: DType | None = None
+    framework: FrameworkName = FrameworkName.TORCH
+    attention: Attention | None = None
+    norms: Norms | None = None
+    cross_entropy: CrossEntropy | None = None
+    tp_overlap: bool | None = None
+    ep_overlap: bool | None = None
+
+
+class Workload(Software):
     """Sequence length in tokens, global batch in sequences a step, the number formats, and what software trains.
 
     `dtype` is that of matrix products. `framework` runs the plan. What is None of the other formats and of the kernels
@@ -122,21 +142,6 @@ class Workload(Spec):
     seq_len: Count
     global_batch: Count
     dtype: DType = DType.BF16
-    grad_dtype: DType | None = None
-    optimizer: Optimizer = Optimizer.ADAMW
-    param_dtype: DType | None = None
-    reduce_dtype: DType | None = None
-    master_dtype: DType | None = None
-    exp_avg_dtype: DType | None = None
-    exp_avg_sq_dtype: DType | None = None
-    fp8_recipe: Fp8Recipe | None = None
-    saved_dtype: DType | None = None
-    framework: FrameworkName = FrameworkName.TORCH
-    attention: Attention | None = None
-    norms: Norms | None = None
-    cross_entropy: CrossEntropy | None = None
-    tp_overlap: bool | None = None
-    ep_overlap: bool | None = None
 
     @model_validator(mode="after")
     def _check(self) -> Self:

@@ -100,6 +100,7 @@ def is_refused_by_probes(request: StepRequest) -> bool:
     return False
 
 
+@pytest.mark.slow
 def test_what_is_refused_is_what_cannot_be_trained(pair: dist.ProcessGroup) -> None:
     dice = random.Random(5)
     found = {True: 0, False: 0}

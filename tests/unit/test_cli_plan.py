@@ -149,6 +149,14 @@ def test_plan_explains_its_best_plan(autotune: Command) -> None:
         assert words in out
 
 
+def test_the_simplest_of_equals_is_explained_without_a_word_against_it(autotune: Command) -> None:
+    request = ("--model", "llama2-7b", "--cluster", "a100-80gb-sxm:1x8", "--seq-len", "2048", "--global-batch", "64")
+    answer = autotune("plan", *request, "--explain", "--json").data
+    best = autotune("plan", *request, "--all", "--top", "1", "--json").data["plans"][0]["plan"]
+    assert answer["plans"][0]["plan"] != best
+    assert answer["rejection"] is None
+
+
 def test_plan_explains_why_a_plan_is_not_the_best(autotune: Command) -> None:
     slow = autotune("plan", *REQUEST, "--plan", "tp=16,micro_batch=4", "--explain", "--json").data["rejection"]
     assert slow["slower"] > 0.5

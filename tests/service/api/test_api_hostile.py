@@ -105,6 +105,7 @@ def closed_for(api: Api) -> dict[str, float]:
     }
 
 
+@pytest.mark.slow
 def test_no_endless_request_is_taken_or_costs_memory(url: str, broker: RedisServer) -> None:
     with served(url, broker, OPEN) as (process, address), httpx.Client(base_url=address, verify=False) as client:
         assert client.get("/livez").status_code == 200
