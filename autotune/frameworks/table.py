@@ -160,7 +160,9 @@ def switch(name: str, fact: str, *, default: bool = False, **versions: str) -> E
 
 def choice(name: str, fact: str, words: Mapping[str, str], default: str | None = None, **versions: str) -> Entry:
     """One of a few words: `words` has theirs by ours, `default` is theirs."""
-    ours = {theirs: each for each, theirs in reversed(list(words.items()))}
+    ours: dict[str, str] = {}
+    for each, theirs in words.items():
+        ours.setdefault(theirs, each)
 
     def read(settings: Settings, _: Facts) -> Mapping[str, object]:
         found = settings.word(name, default, known=tuple(ours))
