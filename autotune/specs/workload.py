@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from enum import StrEnum
-from typing import Self
+from typing import Annotated, Self
 
-from pydantic import model_validator
+from pydantic import Field, model_validator
 
 from autotune.errors import InputError
 from autotune.specs.base import Spec, digest_of, mismatch
@@ -92,6 +92,9 @@ class Fp8Recipe(StrEnum):
     MXFP8 = "mxfp8"
 
 
+TargetName = Annotated[str, Field(pattern=r"^[a-z][a-z-]{0,30}(@[0-9][0-9.]{0,15})?$")]
+
+
 class Software(Spec):
     """What trains and in which formats: the part of a workload that has a default whatever the model is."""
 
@@ -110,6 +113,7 @@ class Software(Spec):
     cross_entropy: CrossEntropy | None = None
     tp_overlap: bool | None = None
     ep_overlap: bool | None = None
+    target: TargetName | None = None
 
 
 class Workload(Software):
@@ -137,6 +141,7 @@ class Workload(Software):
         cross_entropy: of the loss.
         tp_overlap: whether the collectives of tensor parallelism run beside computation.
         ep_overlap: whether the exchange of experts does.
+        target: the framework, NAME@VERSION, that must be able to run the plan; None for any (autotune.frameworks).
     """
 
     seq_len: Count
@@ -163,7 +168,7 @@ class Workload(Software):
 
     def of_any_software(self) -> Workload:
         """What is trained, without a word on what trains it."""
-        return self.model_copy(update={"framework": FrameworkName.TORCH, **dict.fromkeys(KERNELS)})
+        return self.model_copy(update={"framework": FrameworkName.TORCH, **dict.fromkeys((*KERNELS, "target"))})
 
     @property
     def gradients(self) -> DType:
