@@ -137,11 +137,12 @@ def merge_reports(job: Job) -> Ending:
     """What the reports of a job's members amount to."""
     from autotune.fleet.finishing import Ending
     from autotune.specs.fleet import LOCAL
-    from probes.launch.merging import blamed_node, computing_s, merged_outcome
+    from probes.launch.merging import blamed_node, computing_s, merged_outcome, told_apart
 
     own = job.pool.startswith(LOCAL)  # there it goes without saying
     outcome = merged_outcome(job.request, job.cluster, job.members, named=not own)
-    return Ending(outcome=outcome, blamed=blamed_node(job.members), calc_s=computing_s(job.request, job.members))
+    blamed = blamed_node(told_apart(job.request, job.members))
+    return Ending(outcome=outcome, blamed=blamed, calc_s=computing_s(job.request, job.members))
 
 
 def open_node(settings: Settings, node: Node, interface: str, heartbeat: Heartbeat) -> NodeHandlers:
