@@ -95,7 +95,8 @@ def print_tuning(data: dict[str, Any], *, rows: int | None = None, again: str = 
     console.print()
     if again:
         console.print(f"Measure it again:  {again}", soft_wrap=True)
-    console.print(f"Launch arguments:  autotune best --tuning {data['tuning']} --for megatron", soft_wrap=True)
+    if not workload["command"]:
+        console.print(f"Launch arguments:  autotune best --tuning {data['tuning']} --for megatron", soft_wrap=True)
 
 
 def _where(place: int | None) -> str:

@@ -335,6 +335,11 @@ class CommandOffer(Spec):
         """What a request names."""
         return self.ref.partition("@")[0]
 
+    def check_model(self, model: ModelSpec) -> None:
+        """Raises InputError for another model than the one that is built in."""
+        if self.model is not None and self.model.key != model.key:
+            raise InputError("model", model.name, f"command {self.name} always trains {self.model.name}")
+
     def narrowed(self, asked: Space) -> Space:
         """The plans that are asked for and that the program can run. Raises InputError where there are none."""
         own, wanted = self.space.to_data(), asked.to_data()

@@ -243,7 +243,9 @@ class Planner:
         told = {trial.failure.message if trial.failure is not None else "" for trial in ended}
         kinds = {trial.failure.kind for trial in ended if trial.failure is not None}
         alike = (
-            len(ended) >= MAX_FAILED_ALIKE and len(told) == 1 and not kinds & {*NOT_THE_PLANS_FAULT, FailureKind.OOM}
+            len(ended) >= min(MAX_FAILED_ALIKE, len(self._table))
+            and len(told) == 1
+            and not kinds & {*NOT_THE_PLANS_FAULT, FailureKind.OOM}
         )
         return told.pop() if alike else ""
 

@@ -154,11 +154,13 @@ class NodeRanks:
     ) -> MemberReport:
         from probes.program.run import ProgramRun  # it stands on parts of this package
 
+        start_s = time.monotonic()
         try:
             self.end()
             command = self._commands(request.workload.command)
         except InputError as error:
-            return MemberReport(failure=FailureKind.ILLEGAL, message=str(error))
+            wall_s = time.monotonic() - start_s
+            return MemberReport(failure=FailureKind.ILLEGAL, message=str(error), wall_s=wall_s)
         except ProberError as error:
             return MemberReport(failure=FailureKind.UNAVAILABLE, message=str(error))
         program = ProgramRun(

@@ -30,7 +30,7 @@ from probes.program.launchers import STARTS
 from probes.program.output import Output
 from probes.program.reading import METRICS_VARIABLE, ReadLog, Source, no_logs, source_of
 from probes.program.rendering import Place, Rendered, render
-from probes.program.steps import Steps, Verdict, judge
+from probes.program.steps import LONG_ENOUGH_S, Steps, Verdict, judge
 
 RUN_VARIABLE = "AUTOTUNE_RUN"
 """In the environment of everything that a trial starts, by which what escaped its supervisor is found."""
@@ -425,7 +425,7 @@ class _Watch:
             phase, total = ("step", self.request.max_steps) if timed else ("warm-up", 1)
             seconds = self.steps.times_s[-1]
             self.orders.tell(ProbeProgress(phase=phase, done=timed, total=total, seconds=seconds))
-            if verdict.enough or self.steps.contradiction():
+            if self.steps.contradiction() or (verdict.enough and self.steps.span_s >= LONG_ENOUGH_S):
                 return _End(measured=True)
         if self.program.is_over:
             return _End()

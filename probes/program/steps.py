@@ -97,6 +97,12 @@ class Steps:
         """Seconds from the start to the end of the first step."""
         return next((step.arrived_s - self.started_s for step in self._found.values()), None)
 
+    @property
+    def span_s(self) -> float:
+        """Seconds from the first to the last one's arrival: long enough, they show whether the figures may be right."""
+        found = list(self._found.values())
+        return found[-1].arrived_s - found[0].arrived_s if found else 0.0
+
     def contradiction(self) -> str:
         """What is wrong with the figures by our own clock, in words; empty if they may be right."""
         found = list(self._found.values())
@@ -118,7 +124,7 @@ class Steps:
         ]
         if (
             len(apart_s) >= 3
-            and last.arrived_s - first.arrived_s > LONG_ENOUGH_S
+            and self.span_s >= LONG_ENOUGH_S
             and median(apart_s) > UNLIKELY * said_s
         ):
             return f"a step is said to take {said_s:.3g} s, and steps come {median(apart_s):.3g} s apart"
