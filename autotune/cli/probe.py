@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import closing, contextmanager
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -133,7 +134,7 @@ def step(
             db=db,
         )  # fmt: skip
     else:
-        given = {"seq_len": seq_len, "global_batch": global_batch, "dtype": dtype}
+        given: dict[str, object] = {"seq_len": seq_len, "global_batch": global_batch, "dtype": dtype}
         inputs = read_program_inputs(program.offer, model=model, cluster=cluster, given=given, db=db)
     request = StepRequest(
         model=inputs.model,

@@ -173,7 +173,7 @@ def run_tuning(
         console.print(f"Interrupted; what was measured is kept. Go on with: {again}", soft_wrap=True)
         raise
     data = tuning_answer(store, ended)
-    again = _own_command(data, tuning)
+    again = _own_command(data, tuning, file)
     output.tell(data, lambda: print_tuning(data, rows=FINAL_ROWS, again=again), as_json=as_json)
     sys.stdout.flush()
     return 0 if ended.state is TuningState.DONE else 1
@@ -190,15 +190,16 @@ def _require_same(tuning: Tuning, file: Path | None) -> None:
         raise InputError("--command", file and str(file), f"the file of {tuning.workload.command}") from error
 
 
-def _own_command(data: dict[str, object], tuning: Tuning) -> str:
+def _own_command(data: dict[str, object], tuning: Tuning, file: Path | None) -> str:
     """How to run the winner's step probe once more."""
     best = data["best"]
     if not isinstance(best, dict):
         return ""
-    from autotune.export import own_command
+    from autotune.frameworks import own_command
     from autotune.specs import Plan
 
-    return own_command(tuning.model, tuning.cluster, tuning.workload, Plan.from_data(best["plan"]))
+    program = str(file) if file is not None else None
+    return own_command(tuning.model, tuning.cluster, tuning.workload, Plan.from_data(best["plan"]), program)
 
 
 # With a server its nodes measure; what happens is shown until it has ended.

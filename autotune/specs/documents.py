@@ -56,8 +56,9 @@ def to_yaml(data: object) -> str:
     return text
 
 
-def read_text(path: Path) -> str:
-    """The text of a file of at most LONGEST_BYTES. Raises InputError for one that cannot be read, or is longer."""
+def read_text(path: str | Path) -> str:
+    """The text of a file. Raises InputError for one that cannot be read or is too long."""
+    path = Path(path)
     if os.path.isdir(path):  # unlike Path.is_dir, this raises nothing for a name that no file can have
         raise InputError(str(path), "a directory", "name the file in it")
     try:

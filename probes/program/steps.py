@@ -122,11 +122,7 @@ class Steps:
             for before, after in pairwise(found)
             if after.number > before.number
         ]
-        if (
-            len(apart_s) >= 3
-            and self.span_s >= LONG_ENOUGH_S
-            and median(apart_s) > UNLIKELY * said_s
-        ):
+        if len(apart_s) >= 3 and self.span_s >= LONG_ENOUGH_S and median(apart_s) > UNLIKELY * said_s:
             return f"a step is said to take {said_s:.3g} s, and steps come {median(apart_s):.3g} s apart"
         return ""
 

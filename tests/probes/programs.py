@@ -34,7 +34,7 @@ class Bench:
             "argv": [sys.executable, "{template_dir}/program.py"],
             "workload": {"seq_len": 32, "global_batch": 16, "dtype": "fp32"},
             "speed": PATTERN,
-            "deadline_s": 20,
+            "deadline_s": 50,
             "grace_s": 0.3,
         }
         (self.folder / "own.json").write_text(json.dumps(document | template), encoding="utf-8")
