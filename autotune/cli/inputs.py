@@ -34,6 +34,7 @@ def read_inputs(
     kernels: str | None = None,
     db: str | None,
     precision: str | None = None,
+    target: str | None = None,
 ) -> Inputs:
     """The inputs that the options name. Raises InputError for what cannot be used."""
     model_spec, cluster_spec = read_model(model, db), read_cluster(cluster, db)
@@ -49,6 +50,7 @@ def read_inputs(
             precision=precision,
             framework=framework,
             kernels=kernels,
+            target=target,
         ),
     )
 
@@ -130,12 +132,16 @@ def read_workload(
     framework: str | None = None,
     kernels: str | None = None,
     precision: str | None = None,
+    target: str | None = None,
 ) -> Workload:
     """The workload that the options give, with the catalog's defaults."""
     from autotune.catalog.workloads import workload
     from autotune.specs.workload import read_kernels, read_precision
+    from autotune.tuning.targets import with_target
 
-    given = {"seq_len": seq_len, "global_batch": global_batch, "dtype": dtype, "framework": framework}
+    given = with_target({
+        "seq_len": seq_len, "global_batch": global_batch, "dtype": dtype, "framework": framework, "target": target,
+    })  # fmt: skip
     return workload(model, cluster, given | read_kernels(kernels or "") | read_precision(precision or ""))
 
 

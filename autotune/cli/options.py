@@ -95,6 +95,16 @@ FrameworkName = Annotated[
         panel=_WORKLOAD,
     ),
 ]
+Target = Annotated[
+    str | None,
+    option(
+        "--for",
+        "NAME[@VERSION]",
+        "Only plans that this framework runs, with its habits behind the estimate: megatron, nemo, torchtitan, "
+        "deepspeed, nanotron. Default version: the newest known.",
+        panel=_WORKLOAD,
+    ),
+]
 Kernels = Annotated[
     str | None,
     option(

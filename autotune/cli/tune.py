@@ -35,6 +35,7 @@ def tune(
     precision: options.Precision = None,
     framework: options.FrameworkName = None,
     kernels: options.Kernels = None,
+    target: options.Target = None,
     tp: options.Tp = None,
     pp: options.Pp = None,
     micro_batch: options.MicroBatch = None,
@@ -92,7 +93,7 @@ def tune(
     }  # fmt: skip
     question: dict[str, Any] = {
         "model": model, "cluster": cluster, "seq_len": seq_len, "global_batch": global_batch, "dtype": dtype,
-        "precision": precision, "framework": framework, "kernels": kernels,
+        "precision": precision, "framework": framework, "kernels": kernels, "target": target,
     }  # fmt: skip
     if asked_server(db) is not None:
         for name, value in (("--resume", resume), ("--history", history)):
@@ -123,9 +124,14 @@ def tune(
 
 
 def _program_inputs(offer: CommandOffer, question: dict[str, Any], db: str | None) -> Inputs:
-    for name in ("framework", "kernels", "precision"):
+    for name, flag in (
+        ("framework", "framework"),
+        ("kernels", "kernels"),
+        ("precision", "precision"),
+        ("target", "for"),
+    ):
         if question[name] is not None:
-            raise InputError(f"--{name}", question[name], "with --command its file says that")
+            raise InputError(f"--{flag}", question[name], "with --command its file says that")
     given = {name: question[name] for name in ("seq_len", "global_batch", "dtype")}
     return read_program_inputs(offer, model=question["model"], cluster=question["cluster"], given=given, db=db)
 
@@ -221,7 +227,7 @@ def tune_there(
     from autotune.tuning.report import queue_text
 
     cluster = _cluster_there(question["cluster"])
-    named = ("seq_len", "global_batch", "dtype", "framework")
+    named = ("seq_len", "global_batch", "dtype", "framework", "target")
     workload = {name: question[name] for name in named if question[name] is not None}
     workload |= read_kernels(question["kernels"] or "") | read_precision(question["precision"] or "")
     with connect() as client:

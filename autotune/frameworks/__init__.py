@@ -14,11 +14,11 @@ from autotune.errors import InputError, UnknownNameError
 from autotune.frameworks import deepspeed, megatron, nanotron, nemo, torchtitan
 from autotune.frameworks.arguments import ExportRequest, LaunchArguments, flags
 from autotune.frameworks.reading import NOTHING, Given, ImportedPlan, Launch
-from autotune.specs import ClusterSpec, ModelSpec, Plan, Workload
+from autotune.specs import ClusterSpec, FrameworkName, ModelSpec, Plan, Workload
 
 __all__ = [
     "Given", "ImportedPlan", "LaunchArguments", "Target", "import_plan", "launch_arguments", "own_command",
-    "plan_text", "readable", "target_of", "targets",
+    "plan_text", "readable", "record_of", "target_of", "targets",
 ]  # fmt: skip
 
 
@@ -33,6 +33,10 @@ _FRAMEWORKS = {
     each.NAME: _Framework(versions=each.VERSIONS, export=each.export, read=getattr(each, "read", None))
     for each in (megatron, deepspeed, torchtitan, nemo, nanotron)
 }
+_RECORDS = {
+    "megatron": FrameworkName.MEGATRON, "nemo": FrameworkName.NEMO, "deepspeed": FrameworkName.DEEPSPEED,
+    "torchtitan": FrameworkName.FSDP, "nanotron": FrameworkName.NANOTRON,
+}  # fmt: skip
 _ALSO = {"megatron-lm": "megatron", "megatron-bridge": "nemo"}
 
 
@@ -50,6 +54,11 @@ class Target:
 def targets() -> tuple[str, ...]:
     """The names of the frameworks that a plan can be exported to."""
     return tuple(_FRAMEWORKS)
+
+
+def record_of(name: str) -> FrameworkName:
+    """Whose habits and rules a target has, by its name without a version."""
+    return _RECORDS[name]
 
 
 def readable() -> tuple[str, ...]:

@@ -92,6 +92,9 @@ class Fp8Recipe(StrEnum):
     MXFP8 = "mxfp8"
 
 
+TargetName = Annotated[str, Field(pattern=r"^[a-z][a-z-]{0,30}(@[0-9][0-9.]{0,15})?$")]
+
+
 class Software(Spec):
     """What trains and in which formats: the part of a workload that has a default whatever the model is."""
 
@@ -110,6 +113,7 @@ class Software(Spec):
     cross_entropy: CrossEntropy | None = None
     tp_overlap: bool | None = None
     ep_overlap: bool | None = None
+    target: TargetName | None = None
 
 
 class Workload(Software):
@@ -138,6 +142,7 @@ class Workload(Software):
         tp_overlap: whether the collectives of tensor parallelism run beside computation.
         ep_overlap: whether the exchange of experts does.
         command: the user's own program that trains, by name and digest (specs.command); empty: none, our step probe.
+        target: the framework, NAME@VERSION, that must be able to run the plan; None for any (autotune.frameworks).
     """
 
     seq_len: Count
@@ -167,7 +172,9 @@ class Workload(Software):
 
     def of_any_software(self) -> Workload:
         """What is trained, without a word on what trains it."""
-        return self.model_copy(update={"framework": FrameworkName.TORCH, "command": "", **dict.fromkeys(KERNELS)})
+        return self.model_copy(
+            update={"framework": FrameworkName.TORCH, "command": "", **dict.fromkeys((*KERNELS, "target"))}
+        )
 
     @property
     def kind(self) -> str:
