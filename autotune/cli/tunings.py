@@ -95,7 +95,8 @@ def print_tuning(data: dict[str, Any], *, rows: int | None = None, again: str = 
     console.print()
     if again:
         console.print(f"Measure it again:  {again}", soft_wrap=True)
-    print_frameworks(data)
+    if not workload["command"]:
+        print_frameworks(data)
 
 
 def print_frameworks(data: dict[str, Any]) -> None:
