@@ -117,8 +117,9 @@ class ExportRequest:
     @property
     def facts(self) -> Facts:
         """All fields of the model, its constants, the workload and the plan by name."""
-        model = self.model.to_data()
-        return model | model["constants"] | self.workload.to_data() | self.plan.to_data()
+        model: dict[str, Any] = self.model.to_data()
+        constants: dict[str, Any] = model["constants"]
+        return model | constants | self.workload.to_data() | self.plan.to_data()
 
     @property
     def micro_batches(self) -> int:

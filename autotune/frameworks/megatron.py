@@ -37,11 +37,8 @@ def export(run: ExportRequest) -> LaunchArguments:
         NAME,
         run,
         (
-            (
-                bool(states) and not run.plan.zero_stage,
-                "optimizer states in other formats than fp32 need ZeRO-1 or more",
-            ),
-            (gathered and not run.plan.zero_stage, "parameters in fp8 need ZeRO-1 or more"),
+            (bool(states) and not run.plan.zero_stage, f"{next(iter(states), None)} needs ZeRO-1 or more"),
+            (gathered and not run.plan.zero_stage, "fp8_param_gather needs ZeRO-1 or more"),
         ),
     )
     settings = TABLE.say(facts, run.version)
@@ -161,7 +158,7 @@ def _positions() -> Entry:
         base = facts["rope_base"] if rope else None
         return {
             "position_embedding_type": theirs[facts["position"]],
-            "max_position_embeddings": max(facts["max_positions"], facts["seq_len"]),
+            "max_position_embeddings": facts["max_positions"] if facts["position"] == "learned" else facts["seq_len"],
             "rotary_base": int(base) if base else None,
             "use_rope_scaling": rope and scaling is not None,
             "rope_scaling_factor": scaling if rope else None,

@@ -319,7 +319,8 @@ def states(facts: Facts) -> dict[str, object]:
     found: dict[str, object] = {
         name: facts[ours] for name, ours in names.items() if facts[ours] not in {None, DType.FP32.value}
     }
-    return {"use_precision_aware_optimizer": True, **found} if found else {}
+    grads = facts["grad_dtype"] or DType.FP32.value
+    return {"use_precision_aware_optimizer": True, **found, "main_grads_dtype": grads} if found else {}
 
 
 def told(settings: Settings, facts: Facts, at: Callable[[str], str]) -> tuple[list[Remainder], list[str]]:
