@@ -92,6 +92,7 @@ def print_tuning(data: dict[str, Any], *, rows: int | None = None, again: str = 
         soft_wrap=True,
     )
     print_best_reasons(console, data)
+    output.print_findings(data["findings"])
     console.print()
     if again:
         console.print(f"Measure it again:  {again}", soft_wrap=True)
