@@ -216,9 +216,9 @@ def _print_ranking(data: dict[str, Any]) -> None:
             "counts the others, and --all lists them."
         )
     print_frameworks(data)
-    if data["findings"]:
+    if data.get("findings", []):
         console.print("Of the first plan (autotune check judges any):")
-    output.print_findings(data["findings"])
+    output.print_findings(data.get("findings", []))
     console.print(
         f"{data['legal']:,} legal plans, {data['fitting']:,} estimated to fit; {data['seconds']:.2f} s, "
         f"{data['estimates_per_s']:,.0f} estimates/s"

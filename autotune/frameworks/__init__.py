@@ -122,9 +122,12 @@ def import_plan(target: str, file: str, text: str, given: Given = NOTHING) -> Im
     return read(Launch(file=file, text=text, version=found.version), given)
 
 
-def own_command(model: ModelSpec, cluster: ClusterSpec, workload: Workload, plan: Plan) -> str:
-    """The shell command that runs the plan's step probe once more.
+def own_command(
+    model: ModelSpec, cluster: ClusterSpec, workload: Workload, plan: Plan, program: str | None = None
+) -> str:
+    """The shell command that runs the plan's step probe, or the user's own program, once more.
 
+    `program` is the file of that program where it is not one of the operator's, which the workload names.
     Model and cluster are named: both must be presets, shorthands or stored in the database (a tuning stores its own).
     """
     options = {
@@ -134,6 +137,7 @@ def own_command(model: ModelSpec, cluster: ClusterSpec, workload: Workload, plan
         "--global-batch": str(workload.global_batch),
         "--dtype": workload.dtype.value,
         "--precision": ",".join(f"{name}={value}" for name, value in workload.choices.items()) or None,
+        "--command": program or workload.command.partition("@")[0] or None,
         "--plan": plan_text(plan),
     }
     return shlex.join(["autotune", "probe", "step", *flags(options)])

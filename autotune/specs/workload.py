@@ -141,12 +141,14 @@ class Workload(Software):
         cross_entropy: of the loss.
         tp_overlap: whether the collectives of tensor parallelism run beside computation.
         ep_overlap: whether the exchange of experts does.
+        command: the user's own program that trains, by name and digest (specs.command); empty: none, our step probe.
         target: the framework, NAME@VERSION, that must be able to run the plan; None for any (autotune.frameworks).
     """
 
     seq_len: Count
     global_batch: Count
     dtype: DType = DType.BF16
+    command: Annotated[str, Field(max_length=200, pattern=r"^[A-Za-z0-9._@-]*$")] = ""
 
     @model_validator(mode="after")
     def _check(self) -> Self:
@@ -164,11 +166,25 @@ class Workload(Software):
         data = {name: value for name, value in self.to_data().items() if value is not None}
         if self.framework is FrameworkName.TORCH:
             del data["framework"]
+        if not self.command:
+            del data["command"]
         return digest_of({"grad_dtype": DType.FP32.value} | data)
 
     def of_any_software(self) -> Workload:
         """What is trained, without a word on what trains it."""
-        return self.model_copy(update={"framework": FrameworkName.TORCH, **dict.fromkeys((*KERNELS, "target"))})
+        return self.model_copy(
+            update={"framework": FrameworkName.TORCH, "command": "", **dict.fromkeys((*KERNELS, "target"))}
+        )
+
+    @property
+    def kind(self) -> str:
+        """What measurements must have in common to say something of each other: matrix products, and the program."""
+        return f"{self.dtype.value} by {self.command}" if self.command else self.dtype.value
+
+    @property
+    def probed(self) -> Workload:
+        """As our probes of layers have it, whoever runs the plan."""
+        return self.model_copy(update={"command": ""}) if self.command else self
 
     @property
     def gradients(self) -> DType:
