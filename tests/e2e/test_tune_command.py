@@ -123,7 +123,6 @@ def assert_finished(answer: dict[str, object], tuning_id: str) -> list[dict[str,
     return trials
 
 
-@pytest.mark.slow
 def test_a_tuning_is_killed_and_interrupted_and_comes_to_its_end(
     home: Home, tuning: Callable[..., subprocess.Popen[str]]
 ) -> None:
