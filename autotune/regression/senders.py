@@ -176,7 +176,7 @@ def _connect(address: tuple[str, int], timeout: Any = None, source_address: Any 
         if any((getattr(there, "ipv4_mapped", None) or there) in each for each in _METADATA):
             raise OSError(f"{there} is where machines keep their credentials")
         try:
-            return socket.create_connection((found[0], found[1]), timeout, source_address)
+            return socket.create_connection((str(found[0]), int(found[1])), timeout, source_address)
         except OSError as tried:
             error = tried
     raise error
@@ -187,7 +187,7 @@ class _Http(urllib.request.HTTPHandler):
 
     def http_open(self, req: urllib.request.Request) -> http.client.HTTPResponse:
         """The answer."""
-        return self.do_open(partial(_guarded, http.client.HTTPConnection), req)  # type: ignore[arg-type]
+        return self.do_open(partial(_guarded, http.client.HTTPConnection), req)
 
 
 class _Https(urllib.request.HTTPSHandler):
@@ -195,7 +195,7 @@ class _Https(urllib.request.HTTPSHandler):
 
     def https_open(self, req: urllib.request.Request) -> http.client.HTTPResponse:
         """The answer."""
-        return self.do_open(partial(_guarded, http.client.HTTPSConnection), req)  # type: ignore[arg-type]
+        return self.do_open(partial(_guarded, http.client.HTTPSConnection), req)
 
 
 def _guarded(kind: type[http.client.HTTPConnection], host: str, **options: Any) -> http.client.HTTPConnection:
