@@ -12,7 +12,8 @@ from autotune.api.answers import BestAnswer, Submitted, TrialPage, TuningAnswer,
 from autotune.api.known_answers import KnownAnswer, KnownPage
 from autotune.fleet.keys import create_key
 from autotune.knowledge.recording import remember
-from autotune.specs import Plan, Role, TuningState
+from autotune.specs import FrameworkName, Plan, Role, Space, TuningState
+from autotune.specs.command import CommandOffer
 from storage import SqlStore
 
 
@@ -353,3 +354,22 @@ def test_the_hardware_of_a_pool_is_not_replaced(api: Api) -> None:
     assert api.request("POST", "/clusters", json=pool | {"nodes": 4}).status_code == 201
     assert api.store.cluster("pair").to_data() == pool | {"nodes": 4}
     assert api.request("POST", "/clusters", json=pool | {"name": "mine", "gpus_per_node": 1}).status_code == 201
+
+
+def test_a_request_names_a_program_of_the_nodes(api: Api) -> None:
+    space = Space(tp=(1, 2), pp=(1,), zero_stage=(0,))
+    offer = CommandOffer(ref="own@00000000000000aa", space=space, framework=FrameworkName.TORCH)
+    for name in ("a", "b"):
+        api.store.register_node(node(name, commands=(offer,)))
+    found = submitted(api, nodes=1, command="own", space={"tp": [2, 4]})
+    assert found.request.workload.command == "own@00000000000000aa"
+    assert (found.request.space.tp, found.request.space.pp) == ((2,), (1,))
+    shown = api.request("GET", "/nodes/a").json()["node"]["commands"]
+    assert [each["ref"] for each in shown] == ["own@00000000000000aa"]
+
+
+def test_a_program_that_no_node_offers_is_refused_and_none_is_brought(api: Api) -> None:
+    assert_problem(api.request("POST", "/tunings", json=TINY | {"command": "own"}), 422, "input", "command")
+    assert_problem(api.request("POST", "/tunings", json=TINY | {"command": "../bin/sh"}), 422, "input", "command")
+    brought = TINY | {"workload": {"command": "own@00000000000000aa"}}
+    assert_problem(api.request("POST", "/tunings", json=brought), 422, "input", "command")
