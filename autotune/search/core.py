@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -76,6 +76,7 @@ FIRST_SETUP_S = 1.0
 TRIAL_STEPS = sum(StepRequest.model_fields[name].default for name in ("warmup_steps", "min_steps")) + 2
 """Steps of a trial: untimed, timed, and two more until the interval is narrow or for the trace."""
 
+MAY_BE_CHANCE = frozenset({FailureKind.CRASH, FailureKind.HANG, FailureKind.COMMUNICATION})
 NOT_THE_PLANS_FAULT = frozenset({FailureKind.LOST, FailureKind.CANCELLED, FailureKind.UNAVAILABLE})
 
 
@@ -91,7 +92,8 @@ class Search:
         history: earlier trials of the same model, cluster and workload, to learn from.
         transfers: what tunings of other models, sizes or workloads on such a cluster showed of the estimate's errors.
         runtime: whose legality rules hold.
-        framework: whose habits the estimates assume; the workload's by default.
+        framework: whose habits the estimates assume; the workload's by default. Several, where nobody said which of
+            them runs the plans: each counts by how probable it makes what was measured.
         learning: the parts that learn; all of them but for comparison.
 
     Raises:
@@ -110,10 +112,11 @@ class Search:
         history: Sequence[Trial] = (),
         transfers: Sequence[TransferObservation] = (),
         runtime: Runtime = Runtime.TORCH,
-        framework: Framework | None = None,
+        framework: Framework | Sequence[Framework] | None = None,
         learning: Learning = EVERYTHING,
     ) -> None:
-        self.framework, self._learning = framework, learning
+        self._frameworks = tuple(framework) if isinstance(framework, Sequence) else (framework,)
+        self._learning = learning
         self.model, self.cluster, self.workload = model, cluster, workload
         table = plans if isinstance(plans, PlanTable) else PlanTable.of(plans) if plans is not None else None
         if table is None:
@@ -121,12 +124,14 @@ class Search:
         if not len(table):
             raise InputError("plans", 0, "at least one legal plan is needed")
         self.legal = len(table)
-        self.table, self.estimates = self._most_promising(table, profile)
+        self.table, self._supposed = self._most_promising(table, profile)
+        self.estimates = self._supposed[0]
         self._points = features(self.table)
         self._transfers = tuple(transfers)
         self._asked: list[Plan] = []
         self._told: list[Observation] = []
         self._setups: list[float] = []
+        self._believed: tuple[tuple[int, tuple[Plan, ...], int], Posterior] | None = None
         for trial in history:
             if trial.reading is not None and not trial.reading.pruned:
                 self._told.append(observation(trial.plan, trial.reading, cluster))
@@ -134,13 +139,19 @@ class Search:
                 self._told.append(Observation(plan=trial.plan, out_of_memory=True))
         self._history = len(self._told)
 
-    def _most_promising(self, table: PlanTable, profile: Profile | None) -> tuple[PlanTable, EstimateTable]:
-        estimates = estimate_table(self.model, self.cluster, self.workload, table, profile, self.framework)
-        if len(table) <= MAX_CANDIDATES:
-            return table, estimates
-        worth = estimates.tokens_per_s_per_gpu * np.maximum(estimates.p_fits, 0.1)
-        table = table.take(np.argsort(-worth, kind="stable")[:MAX_CANDIDATES])
-        return table, estimate_table(self.model, self.cluster, self.workload, table, profile, self.framework)
+    def _most_promising(self, table: PlanTable, profile: Profile | None) -> tuple[PlanTable, list[EstimateTable]]:
+        def estimates(table: PlanTable) -> list[EstimateTable]:
+            known = (self.model, self.cluster, self.workload, table, profile)
+            return [estimate_table(*known, framework) for framework in self._frameworks]
+
+        found, most = estimates(table), MAX_CANDIDATES // len(self._frameworks)
+        if len(table) <= most:
+            return table, found
+        # The best by each of the frameworks, over its own best.
+        worth = [each.tokens_per_s_per_gpu * np.maximum(each.p_fits, 0.1) for each in found]
+        best = np.max([each / each.max() for each in worth], axis=0)
+        table = table.take(np.argsort(-best, kind="stable")[:most])
+        return table, estimates(table)
 
     @property
     def observations(self) -> Sequence[Observation]:
@@ -154,13 +165,16 @@ class Search:
 
     def posterior(self) -> Posterior:
         """What is expected of each plan of `table` now. Plans in flight count as barred."""
-        return self._believe([Observation(plan=plan) for plan in self._asked])
+        state = (len(self._told), tuple(self._asked), len(self._setups))
+        if self._believed is None or self._believed[0] != state:
+            self._believed = (state, self._believe([Observation(plan=plan) for plan in self._asked]))
+        return self._believed[1]
 
     def _believe(self, flying: Sequence[Observation]) -> Posterior:
         return believe(
             self.table,
             self._points,
-            self.estimates,
+            self._supposed,
             [*self._told, *flying],
             transfers=self._transfers,
             devices=self.cluster.devices,
@@ -209,6 +223,8 @@ class Search:
     ) -> None:
         """Learns a result. Only an OOM teaches memory; a failure that is not the plan's own leaves it open.
 
+        One that may be chance (a crash, a hang) makes the plan less probable to run, and those that are like it.
+
         Unless it is `final`: the plan was tried often enough, and is not asked again.
         """
         if plan in self._asked:
@@ -216,7 +232,10 @@ class Search:
         if isinstance(result, Failure):
             if final or result.kind not in NOT_THE_PLANS_FAULT:
                 oom = result.kind is FailureKind.OOM
-                self._told.append(Observation(plan=plan, out_of_memory=oom, gpu_s=gpu_s))
+                crashed = result.kind in MAY_BE_CHANCE
+                self._told.append(
+                    Observation(plan=plan, out_of_memory=oom, crashed=crashed, final=final or not crashed, gpu_s=gpu_s)
+                )
             return
         if result.setup_s is not None:
             self._setups.append(result.setup_s)
@@ -227,11 +246,12 @@ class Search:
                     tokens_per_s_per_gpu=result.tokens_per_s_per_gpu,
                     relative_noise=result.relative_noise,
                     peak_bytes=result.peak_bytes,
+                    final=final,
                     gpu_s=gpu_s,
                 )
             )
             return
-        self._told.append(observation(plan, result, self.cluster, gpu_s))
+        self._told.append(replace(observation(plan, result, self.cluster, gpu_s), final=final))
 
     def verdict(self, budget: Budget, *, gpu_s_spent: float = 0.0) -> StopVerdict:
         """Whether to go on, and the expected gain of doing so. Plans in flight count as run, at their expected cost."""
