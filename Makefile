@@ -1,6 +1,6 @@
 # make tune       set up and tune the smallest model on this machine
 # make box        bring up a cluster in a box (two nodes in network namespaces), tune in it, remove it; KEEP=1 keeps it up
-# make test       set up, test services included, and run the tests that a change needs
+# make test       set up, test services included, and run the tests that a change needs, in two processes
 # make test-all   the same with every test, those marked slow included
 # make mutants    change 200 random lines, one at a time, and see whether the unit tests notice
 #
@@ -35,10 +35,10 @@ box-down: setup
 	$(AS_ROOT) $(BIN)/python -m deploy.box down $(ARGS)
 
 test: setup services
-	$(BIN)/python -m pytest -m "not slow" $(ARGS)
+	$(BIN)/python -m pytest -n 2 --dist loadgroup -m "not slow" $(ARGS)
 
 test-all: setup services
-	$(BIN)/python -m pytest $(ARGS)
+	$(BIN)/python -m pytest -n 2 --dist loadgroup $(ARGS)
 
 # Would the unit tests notice a wrong line? On a copy; ARGS names a package or file, or --json.
 SAMPLE := 200

@@ -43,13 +43,28 @@ def _short(text: str) -> str:
     return text if len(text) <= 2 * _SHOWN else f"{text[:_SHOWN]}...{text[-_SHOWN:]}"
 
 
-_CREDENTIALS = re.compile(r"((?:[\w+.-]+://)?)[^\s'\"]*:(?!/|\*\*\*@)[^\s'\"]*@")
+_RUN = re.compile(r"[^\s'\"]+")
+_SCHEME = re.compile(r"[\w+.-]+://")
+_SECRET = re.compile(r":(?!/|\*\*\*@)")
 _PASSWORD = re.compile(r"(password=)[^&\s'\"]*", re.IGNORECASE)
 
 
 def masked(text: str) -> str:
-    """A text without what may be user names and passwords in URLs, however these are mistyped."""
-    return _CREDENTIALS.sub(r"\1***@", _PASSWORD.sub(r"\1***", text))
+    """A text without what may be user names and passwords in URLs, however these are mistyped.
+
+    In time linear in the text, which may be anybody's.
+    """
+    text = _PASSWORD.sub(r"\1***", text)
+    return _RUN.sub(_without_credentials, text) if "@" in text else text
+
+
+def _without_credentials(run: re.Match[str]) -> str:
+    """A run without spaces and quotes, less what stands between a scheme and the last @ if there is a colon in it."""
+    text = run[0]
+    scheme, at = _SCHEME.match(text), text.rfind("@")
+    start = scheme.end() if scheme else 0
+    is_secret = _SECRET.search(text, start, at + 1) is not None
+    return f"{text[:start]}***{text[at:]}" if is_secret else text
 
 
 class AutotuneError(Exception):

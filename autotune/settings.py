@@ -20,6 +20,7 @@ SMTP_VARIABLE = "AUTOTUNE_SMTP_URL"
 ALERT_EMAIL_VARIABLE = "AUTOTUNE_ALERT_EMAIL"
 ALERT_SENDER_VARIABLE = "AUTOTUNE_ALERT_SENDER"
 LEASE_VARIABLE = "AUTOTUNE_LEASE_S"
+MAX_LIVE_VARIABLE = "AUTOTUNE_MAX_LIVE"
 SECRET_VARIABLES = (
     DATABASE_VARIABLE, BROKER_VARIABLE, API_KEY_VARIABLE, WEBHOOK_VARIABLE, WEBHOOK_SECRET_VARIABLE, SMTP_VARIABLE,
 )  # fmt: skip
@@ -29,6 +30,10 @@ FILE = "_FILE"
 DEFAULT_BROKER = "redis://127.0.0.1:6379/0"
 # Below, a busy machine would lose what it measures; above, the lease to begin under would not be the longer one.
 MIN_LEASE_S, MAX_LEASE_S = 1.0, 30.0
+MAX_LIVE = 8
+"""Tunings of one principal in one pool that are under way at a time. One uses all nodes that it can; a few more fill
+the gaps while tuners think."""
+MOST_LIVE = 1000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,7 +71,8 @@ class Settings:
     `database_url` is a SQLAlchemy URL; `log_dir` gets one folder a rank group; `broker_url` is Redis'. `server` is the
     API that the command line asks instead of this machine (empty: none), `api_key` what it shows there. Alerts of the
     nightly regression go to `webhook_url`, signed with `webhook_secret`, and through `smtp_url` to `alert_email`.
-    `times` is how soon a fleet notices that something is gone.
+    `times` is how soon a fleet notices that something is gone. `max_live` tunings of one principal in one pool are
+    under way at a time.
     """
 
     database_url: str
@@ -80,6 +86,7 @@ class Settings:
     alert_email: str = ""
     alert_sender: str = ""
     times: FleetTimes = FleetTimes()
+    max_live: int = MAX_LIVE
 
 
 def read_settings(environ: Mapping[str, str] | None = None) -> Settings:
@@ -91,12 +98,13 @@ def read_settings(environ: Mapping[str, str] | None = None) -> Settings:
     AUTOTUNE_SERVER and AUTOTUNE_API_KEY are for the command line as a client. AUTOTUNE_WEBHOOK_URL,
     AUTOTUNE_WEBHOOK_SECRET, AUTOTUNE_SMTP_URL, AUTOTUNE_ALERT_EMAIL and AUTOTUNE_ALERT_SENDER say where incidents are
     told. AUTOTUNE_LEASE_S is the time after which a silent node loses its job, by default 15 s; the fleet's other times
-    become longer or shorter with it. All its parts must be given the same. What can hold a secret (SECRET_VARIABLES)
+    become longer or shorter with it. All its parts must be given the same. AUTOTUNE_MAX_LIVE is how many tunings of one
+    principal in one pool its tuners have under way at a time, by default 8. What can hold a secret (SECRET_VARIABLES)
     may be in a file that NAME_FILE names. Creates nothing.
 
     Raises:
-        InputError: AUTOTUNE_LEASE_S is no time that a lease can have; or a file of a secret cannot be read, is empty,
-            or is given beside the secret itself.
+        InputError: AUTOTUNE_LEASE_S is no time that a lease can have, or AUTOTUNE_MAX_LIVE no such number; or a file of
+            a secret cannot be read, is empty, or is given beside the secret itself.
     """
     environ = os.environ if environ is None else environ
     environ = {**environ, **{name: _from_file(environ, name) for name in SECRET_VARIABLES if environ.get(name + FILE)}}
@@ -114,6 +122,7 @@ def read_settings(environ: Mapping[str, str] | None = None) -> Settings:
         alert_email=environ.get(ALERT_EMAIL_VARIABLE) or "",
         alert_sender=environ.get(ALERT_SENDER_VARIABLE) or "",
         times=_times(environ.get(LEASE_VARIABLE)),
+        max_live=_max_live(environ.get(MAX_LIVE_VARIABLE)),
     )
 
 
@@ -147,6 +156,14 @@ def _times(lease: str | None) -> FleetTimes:
     if not MIN_LEASE_S <= lease_s <= MAX_LEASE_S:
         raise InputError(LEASE_VARIABLE, lease, f"{MIN_LEASE_S:g} to {MAX_LEASE_S:g} seconds")
     return FleetTimes.of(lease_s)
+
+
+def _max_live(given: str | None) -> int:
+    if not given:
+        return MAX_LIVE
+    if not (given.isascii() and given.isdigit() and len(given) < 9 and 1 <= int(given) <= MOST_LIVE):
+        raise InputError(MAX_LIVE_VARIABLE, given, f"a whole number from 1 to {MOST_LIVE}")
+    return int(given)
 
 
 def _folder(environ: Mapping[str, str], variable: str, default: str) -> Path:

@@ -38,6 +38,28 @@ def shown(text: str, *, one_line: bool = False) -> str:
     return "".join(part if part in {"\t", "\n"} else printable(part) for part in _BREAKS.split(text))
 
 
+_MARKUP = re.compile(r"[\\`*_\[\]<>&!|~#$]|:(?=//)|(?<=www)\.", re.IGNORECASE)
+_FORMULA = re.compile(r"[=+\-@\t\r\n\uff0b\uff0d\uff1d\uff20]")
+
+
+def as_markdown(text: str) -> str:
+    """One line of text in Markdown: no link, image, HTML, emphasis or cell of a table comes of what is in it.
+
+    It is not to be the first of its line, where a dash or a number would begin a list.
+    """
+    return _MARKUP.sub(r"\\\g<0>", " ".join(text.split()))
+
+
+def as_cell(text: str) -> str:
+    """A text in a CSV file. One that a spreadsheet would compute gets an apostrophe (OWASP: CSV injection)."""
+    return f"'{text}" if _FORMULA.match(text) else text
+
+
+def of_cell(cell: str) -> str:
+    """The text of such a cell."""
+    return cell[1:] if cell.startswith("'") and _FORMULA.match(cell, 1) else cell
+
+
 class LogFormatter(logging.Formatter):
     """One line a message, whatever is in it; below it the traceback, if there is one."""
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from autotune.errors import InputError, StoreError
-from autotune.settings import FleetTimes, Settings, database_file, read_settings
+from autotune.settings import MAX_LIVE, FleetTimes, Settings, database_file, read_settings
 
 ELSEWHERE = "`autotune plan` ranks plans without any hardware"
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from autotune.ports.store import Prober
     from autotune.queue.sending import CeleryQueue
     from autotune.regression.fleet import FleetRegression
-    from autotune.specs import ClusterSpec, Job, Node
+    from autotune.specs import ClusterSpec, Job, Node, ProbeRequest
     from probes.inventory import NodeInventory
     from probes.launch import WorldShare
     from storage import SqlStore
@@ -76,6 +76,21 @@ def open_prober(cluster: ClusterSpec) -> Prober:
     return LocalProber(cluster, log_dir=read_settings().log_dir)
 
 
+def require_runnable(cluster: ClusterSpec, request: ProbeRequest) -> None:
+    """Refuses a probe that every rank of the cluster would refuse, before any is started. Raises InputError."""
+    from autotune.specs import CollectiveRequest, LayerRequest
+    from probes.reports import members
+    from probes.runnable import check_layer, check_step
+
+    match request:
+        case CollectiveRequest():
+            members(request, cluster.devices)
+        case LayerRequest():
+            check_layer(request, cluster.devices)
+        case _:
+            check_step(request, cluster.devices)
+
+
 def open_local(
     store: SqlStore, cluster: ClusterSpec, on_progress: OnProgress = lambda request, progress: None
 ) -> LocalFleet:
@@ -101,11 +116,13 @@ def open_queue(settings: Settings) -> CeleryQueue:
     return CeleryQueue(create_app(settings))
 
 
-def open_fleet(store: SqlStore, queue: Queue, times: FleetTimes = FleetTimes()) -> FleetService:
+def open_fleet(
+    store: SqlStore, queue: Queue, times: FleetTimes = FleetTimes(), max_live: int = MAX_LIVE
+) -> FleetService:
     """The service of a fleet over a store and what carries ids to its workers. Closing it closes the queue alone."""
     from autotune.fleet.service import FleetService
 
-    return FleetService(store, queue, merge_reports, times)
+    return FleetService(store, queue, merge_reports, times, max_live)
 
 
 def open_regression(settings: Settings, store: SqlStore, queue: Queue, fleet: FleetService) -> FleetRegression:

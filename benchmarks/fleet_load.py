@@ -1,12 +1,14 @@
-"""What an API answers, and how fast, while 50 clients ask and workers tune; and behind 10,000 jobs that wait.
+"""What an API answers, and how fast, while 50 clients ask and workers tune; and behind what others wait for.
 
 1,000 submissions of 200 distinct requests, then 1,000 times GET /best, each by 50 clients that never rest, while the
 nodes measure for a tuning that was there before. One client alone, before and after 10,000 jobs of somebody else wait
-in the queue: how long a submission and GET /best take, and until a new request gets its first nodes. Two nodes of one
-CPU rank, a tuner and a beat work all the time. Ends with an AssertionError if a submission is lost or a duplicate is
-not shared. Prints JSON.
+in the queue: how long a submission and GET /best take, and until a new request gets its first nodes. And how long it
+takes until the first trial of somebody new gets its nodes, alone and behind 1,000 tunings that one other has asked for.
+Two nodes of one CPU rank, a tuner and a beat work all the time. Ends with an AssertionError if a submission is lost or
+a duplicate is not shared. Prints JSON.
 
 With --hostile only the 50 clients, twice: alone, and beside a client that means harm (benchmarks/hostile_client.py).
+With --turns only the first trials of somebody new.
 """
 
 from __future__ import annotations
@@ -20,10 +22,10 @@ import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import replace
-from datetime import timedelta
+from datetime import datetime, timedelta
 from pathlib import Path
 
 TESTS = Path(__file__).resolve().parents[1] / "tests"
@@ -46,6 +48,7 @@ PATIENT_S = 900.0
 
 LONG_TRIALS = 100
 BACKLOG = 10_000
+GREEDY, NEWCOMERS = 1_000, 2
 HOSTILE_NICE = 10
 """It stands for another machine: it may not take the processors from those whom it attacks."""
 
@@ -130,6 +133,22 @@ class LoadRun:
         schedule(store, self._crew.queue, POOL)
         return store.counts().jobs[JobState.QUEUED.value]
 
+    def turns(self) -> dict[str, object]:
+        """Until a new request's first trial has nodes: alone, and behind many tunings of one other principal."""
+        alone_s = [self._first_trial_s(40_000 + number) for number in range(NEWCOMERS)]
+        greedy = create_key(self._crew.store, "greedy", "submit").secret
+        requests = [submission(50_000 + number) for number in range(GREEDY)]
+        start_s = time.perf_counter()
+        answers = ask_all(self._url, requests, CLIENTS, [greedy])
+        asked_s = time.perf_counter() - start_s
+        assert {answer.status for answer in answers} == {201}
+        behind_s = [self._first_trial_s(60_000 + number) for number in range(NEWCOMERS)]
+        self._cancel([answer.data["tuning"] for answer in answers])
+        waits = {"alone": alone_s, "behind": behind_s}
+        found: dict[str, object] = {name: [round(wait_s, 1) for wait_s in sorted(each)] for name, each in waits.items()}
+        ratio = statistics.median(behind_s) / statistics.median(alone_s)
+        return found | {"ratio_of_medians": round(ratio, 2), "1000_asked_for_in_s": round(asked_s, 1)}
+
     def _check(self, answers: Sequence[Answered]) -> None:
         assert sum(answer.status == 201 for answer in answers) == DISTINCT
         assert {answer.status for answer in answers} == {200, 201}
@@ -144,15 +163,23 @@ class LoadRun:
         answers = ask_all(self._url, taken_back, 1, [self._admin])
         assert {answer.status for answer in answers} == {200}
 
-    def _first_grant_s(self, seed: int) -> float:
+    def _first_grant_s(self, seed: int, purposes: Collection[JobPurpose] = tuple(JobPurpose)) -> float:
         """From the submission of somebody new until its first job has nodes; 120 s at most are waited for."""
         secret = create_key(self._crew.store, f"new-{seed}", "submit").secret
         (answer,) = ask_all(self._url, [submission(seed)], 1, [secret])
         tuning_id, store = answer.data["tuning"], self._crew.store
-        wait_for("its first nodes", lambda: any(job.granted_at for job in store.jobs(tuning_id=tuning_id)))
-        granted_at = min(job.granted_at for job in store.jobs(tuning_id=tuning_id) if job.granted_at is not None)
+
+        def grants() -> list[datetime]:
+            jobs = [job for job in store.jobs(tuning_id=tuning_id) if job.purpose in purposes]
+            return [job.granted_at for job in jobs if job.granted_at is not None]
+
+        granted_at = min(wait_for("its first nodes", grants))
         self._cancel([tuning_id])
         return (granted_at - store.tuning(tuning_id).created_at).total_seconds()
+
+    def _first_trial_s(self, seed: int) -> float:
+        """The same of its first trial."""
+        return self._first_grant_s(seed, [JobPurpose.TRIAL])
 
 
 def shown(answers: Sequence[Answered]) -> dict[str, float]:
@@ -165,7 +192,8 @@ def main() -> None:
     """Runs all phases."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--hostile", action="store_true", help="only many clients, alone and beside a hostile one")
-    is_hostile = parser.parse_args().hostile
+    parser.add_argument("--turns", action="store_true", help="only the first trials of somebody new")
+    asked = parser.parse_args()
     before = os.getloadavg()
     with private_fleet() as (crew, supervisor):
         first = crew.submit(2)
@@ -174,10 +202,13 @@ def main() -> None:
         phases: dict[str, Callable[[], object]] = {
             "alone": lambda: run.alone(10_000),
             "many": run.many,
+            "turns": run.turns,
             "waiting": run.backlog,
             "alone_behind_backlog": lambda: run.alone(20_000),
         }
-        if is_hostile:
+        if asked.turns:
+            phases = {"turns": run.turns}
+        if asked.hostile:
             phases = {"many": run.many, "many_beside_hostile": lambda: run.many(beside_hostile=True)}
         found: dict[str, object] = {"load_before": [round(each, 1) for each in before]}
         for name, phase in phases.items():

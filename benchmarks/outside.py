@@ -88,9 +88,10 @@ FEATURES: dict[str, dict[str, object]] = {
 
 NOTES: tuple[tuple[str, dict[str, object]], ...] = (
     (r"paxml|maxtext|MaxText", {"framework": "jax"}),
-    (r"flash_attention2 \+ RMS", {"attention": "flash2", "norms": "fused"}),
-    (r"flash_attention2", {"attention": "flash2", "norms": "eager"}),
-    (r"flash_attentionv1", {"attention": "flash", "norms": "eager"}),
+    (r"flash_attention2 \+ RMS", {"framework": "scaling", "attention": "flash2", "norms": "fused"}),
+    (r"flash_attention2", {"framework": "scaling", "attention": "flash2", "norms": "eager"}),
+    (r"flash_attentionv1", {"framework": "scaling", "attention": "flash", "norms": "eager"}),
+    (r"HF \+ DeepSpeed", {"framework": "deepspeed"}),
     (r"overlap of all-to-all", {"ep_overlap": True}),
 )
 """What a note says of the framework and its kernels; the first that is found counts."""

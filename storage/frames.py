@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import os
-import tempfile
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from enum import StrEnum
 from functools import lru_cache
 from pathlib import Path
@@ -15,6 +14,8 @@ from sqlalchemy import BigInteger, Boolean, Double, Integer, Select, select
 from sqlalchemy.orm import InstrumentedAttribute
 
 from autotune.errors import InputError, UnknownNameError
+from autotune.files import whole_file
+from autotune.shown import as_cell
 from autotune.specs import ClusterSpec, FailureKind, ModelSpec, TrialState, Workload
 from storage.database.columns import Base, UtcDateTime
 from storage.database.session import SessionStore
@@ -98,7 +99,8 @@ def export(
             raise InputError("path", str(path), "the file exists; name another one, or allow overwriting (--overwrite)")
     data = frame(store, table)
     try:
-        _write_whole(target, lambda file: _write(data, FileFormat(format), file))
+        with whole_file(target) as file:
+            _write(data, FileFormat(format), file)
     except OSError as error:
         raise InputError("path", str(path), f"a file that can be written ({error.strerror})") from error
     return Path(path)
@@ -151,22 +153,12 @@ def _kind(column: InstrumentedAttribute[Any]) -> str:
 
 def _write(data: pd.DataFrame, format: FileFormat, path: Path) -> None:
     if format is FileFormat.CSV:
+        data = data.copy()
+        for name in [name for name, kind in data.dtypes.items() if kind == TEXT]:
+            data[name] = data[name].map(as_cell, na_action="ignore")
         data.to_csv(path, index=False)
     else:
         data.to_parquet(path, index=False)
-
-
-def _write_whole(target: Path, write: Callable[[Path], None]) -> None:
-    """Writes beside the target, then renames: nobody ever sees half a file."""
-    handle, name = tempfile.mkstemp(dir=target.parent, prefix=f".{target.name}.")
-    os.close(handle)
-    part = Path(name)
-    try:
-        write(part)
-        part.chmod(0o644)
-        part.replace(target)
-    finally:
-        part.unlink(missing_ok=True)
 
 
 def run_records(store: SessionStore) -> list[dict[str, Any]]:

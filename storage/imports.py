@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from functools import lru_cache
+from itertools import islice
 from typing import Any
 
 from sqlalchemy import ColumnElement, ForeignKey, Index, UniqueConstraint, delete, select
@@ -91,6 +92,7 @@ class ImportedReadingRow(Base):
     busbw_bytes_per_s: Mapped[float]
 
 
+ROWS_AT_ONCE = 1000
 BATCH_COLUMNS = tuple(ImportBatch.model_fields)
 PEAKS = ("steps", "peak_reserved_bytes", "peak_allocated_bytes")
 
@@ -127,8 +129,8 @@ class ImportStore(SessionStore):
             except IntegrityError as error:
                 raise StoreConflictError(f"the content of {batch.file_name!r} is imported already") from error
             keys = {"batch_id": row.id, "source": batch.source}
-            session.add_all(_run_row(run, keys) for run in runs)
-            session.add_all(_reading_row(reading, keys) for reading in readings)
+            _add_all(session, (_run_row(run, keys) for run in runs))
+            _add_all(session, (_reading_row(reading, keys) for reading in readings))
 
     def imports(self, source: str | None = None) -> Sequence[ImportBatch]:
         """All imported files (of a source, if one is given), oldest first."""
@@ -160,6 +162,14 @@ class ImportStore(SessionStore):
         with self.writing() as session:
             _require_source(session, source)
             return _forget(session, ImportBatchRow.source == source)
+
+
+def _add_all(session: Session, new: Iterator[Base]) -> None:
+    """Stores rows some at a time, and holds no more of them."""
+    while some := list(islice(new, ROWS_AT_ONCE)):
+        session.add_all(some)
+        session.flush()
+        session.expunge_all()
 
 
 def _require_source(session: Session, source: str) -> None:

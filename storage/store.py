@@ -18,6 +18,7 @@ from storage.fleet.leases import LeaseStore
 from storage.fleet.nodes import NodeStore
 from storage.fleet.submissions import SubmissionStore
 from storage.fleet.tables import JobRow, LeaseRow, NodeRow, of_pool
+from storage.fleet.turns import TurnStore
 from storage.imports import ImportStore
 from storage.knowledge import KnowledgeStore
 from storage.regression.checks import CheckStore
@@ -40,6 +41,7 @@ class SqlStore(
     JobStore,
     LeaseStore,
     SubmissionStore,
+    TurnStore,
     EventStore,
     KeyStore,
 ):

@@ -60,6 +60,22 @@ NEEDS = {
 }
 
 
+TOGETHER = ("service", "probes")
+"""Folders whose tests share servers or ranks: all of one go to one process, where several share the tests."""
+
+
+@pytest.hookimpl(tryfirst=True)  # before xdist reads the marker
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Says what goes to one process, and begins with the longest: then waiting tests run beside tests of ranks."""
+    places: dict[str, int] = {}
+    for item in items:
+        folder = next((name for name in TOGETHER if name in item.path.parts), "")
+        group = folder or item.path.name
+        places[item.nodeid] = TOGETHER.index(folder) if folder else len(TOGETHER)
+        item.add_marker(pytest.mark.xdist_group(group))
+    items.sort(key=lambda item: places[item.nodeid])
+
+
 def pytest_runtest_setup(item: pytest.Item) -> None:
     for marker, (is_met, reason) in NEEDS.items():
         if item.get_closest_marker(marker) and not is_met():

@@ -95,7 +95,8 @@ def reported(store: FleetStore, found: Job) -> Job:
 
 
 def live_tuning(store: FleetStore, tuning_id: str = "tuning-1") -> Trial:
-    """A claimed tuning of a fleet in the store; gives its first trial, not yet started."""
+    """A claimed tuning of a fleet in the store, which has begun; gives its first trial, not yet started."""
     store.submit_tuning(fleet_tuning(tuning_id), sharing_key=f"sharing-{tuning_id}")
+    store.admit_tunings(100)
     assert store.claim_tuning(tuning_id, "tuner", lease_s=LONG_S) is not None
     return trial(0, tuning_id)

@@ -92,7 +92,11 @@ class Mail:
         return True
 
     def advance(self, *tuning_ids: str) -> bool:
-        return self._put("advance", *tuning_ids)
+        if tuning_ids:
+            return self._put("advance", *tuning_ids)
+        if ("begin", ()) not in self.waiting and not self.loses("begin"):
+            self.waiting.appendleft(("begin", ()))  # never behind tunings, and one is as good as many
+        return True
 
     def backlog(self) -> int:
         return sum(kind == "advance" for kind, _ in self.waiting)
@@ -155,8 +159,9 @@ class World:
     def act(self, kind: str, *ids: str | int) -> None:
         match kind:
             case "advance":
-                for each in ids:
-                    self.advance_by(str(each))
+                self.advance_by(str(ids[0]))
+            case "begin":
+                self.service.admit()
             case "run":
                 self.play(str(ids[0]), str(ids[1]), int(ids[2]))
             case "canary":

@@ -77,25 +77,23 @@ class TunerHandlers:
         """Nothing but the heartbeat of having been consumed."""
 
     def advance(self, *ids: str) -> None:
-        """Takes the next steps of a tuning, or of the check that a job measured for.
-
-        Several tunings go a message each, so that all tuners share them.
-        """
-        if len(ids) > 1:
-            for each in ids:
-                self._fleet.begin(each)
+        """Takes the next steps of a tuning, or of the check that a job measured for; without an id, begins requests."""
+        if not ids:
+            self._fleet.admit()
         elif ids[0].startswith(CHECK_JOB):
             self._regression.advance(ids[0])
         else:
             self._fleet.advance(ids[0])
 
     def sweep(self) -> None:
-        """Sends again what is due, unless this process did a moment ago."""
+        """Sends again what is due, unless this process did a moment ago; begins what waits in any case."""
         now = time.monotonic()
         if self._swept_at_s is None or now - self._swept_at_s > self._sweep_apart_s:
             self._swept_at_s = now
             self._fleet.sweep()
             self._regression.sweep()
+        else:
+            self._fleet.admit()
 
     def regress(self, budget_gpu_s: float | None) -> None:
         """Begins this night's checks; those that are under way are not begun twice."""

@@ -122,7 +122,7 @@ def _yield_to_others() -> None:
 
 def _tuner_handlers(settings: Settings) -> TunerHandlers:
     store, queue = wiring.open_store(settings.database_url), wiring.open_queue(settings)
-    fleet = wiring.open_fleet(store, queue, settings.times)
+    fleet = wiring.open_fleet(store, queue, settings.times, settings.max_live)
     regression = wiring.open_regression(settings, store, queue, fleet)
     return TunerHandlers(fleet, regression, sweep_every_s=settings.times.sweep_every_s)
 

@@ -18,7 +18,7 @@ from typing import Any
 
 from fastapi import Request, Response
 from fastapi.routing import APIRoute
-from limits import RateLimitItem, parse
+from limits import RateLimitItem, RateLimitItemPerSecond, parse
 from limits.aio.storage import MemoryStorage  # the other kind starts a thread every hundredth of a second
 from limits.aio.strategies import FixedWindowRateLimiter
 from starlette.exceptions import HTTPException
@@ -65,6 +65,10 @@ ROLES: Mapping[str, Role | None] = {
 }
 """Each role may do what those before it may: read, submit, admin."""
 
+STRANGERS = 20
+"""Requests a second from one address that no route takes, or with a key that nobody knows; or a fifth of the rate where
+that is more. Nobody means to send many of them, and the whole of a minute's rate at once would hold all others up."""
+
 UNCOUNTED = "/livez"
 """Costs nothing, and whoever restarts an API that does not answer may have the address of others."""
 
@@ -102,6 +106,8 @@ class Gate:
     def __init__(self, store: FleetStore, *, open_locally: bool, rate: str) -> None:
         self._store, self._open_locally = store, open_locally
         self._rate, self._limiter = read_rate(rate), FixedWindowRateLimiter(MemoryStorage())
+        fifth = self._rate.amount // (5 * self._rate.get_expiry())
+        self._burst = RateLimitItemPerSecond(max(STRANGERS, fifth))
         self._keys = Shared(TRUSTED_BYTES, TRUST_S / 2)  # up to twice as old while it is asked for again
         self._lookups = Combiner(self._look_up)
 
@@ -110,9 +116,9 @@ class Gate:
         try:
             principal = await self._principal(request)
         except HTTPException:
-            await self._count(f"unknown at {_address(request)}")
+            await self._count(f"unknown at {_address(request)}", self._burst, self._rate)
             raise
-        await self._count(f"principal {principal.name}")
+        await self._count(f"principal {principal.name}", self._rate)
         if not principal.role.includes(role):
             raise HTTPException(
                 403, f"this needs the role {role.value}, and {principal.name} has {principal.role.value}"
@@ -121,11 +127,11 @@ class Gate:
 
     async def admit_anybody(self, request: Request) -> None:
         """Counts a request that needs no key by its address, apart from those whose key was refused. Raises 429."""
-        await self._count(f"anybody at {_address(request)}")
+        await self._count(f"anybody at {_address(request)}", self._rate)
 
     async def admit_stray(self, request: Request) -> None:
         """Counts a request that no route takes, by its address. Raises HTTPException 429."""
-        await self._count(f"nothing at {_address(request)}")
+        await self._count(f"nothing at {_address(request)}", self._burst, self._rate)
 
     def forget(self) -> None:
         """Asks the database again for every key: one was made or revoked here."""
@@ -153,11 +159,12 @@ class Gate:
         found = self._store.keys_of(set(secret_hashes))
         return [found.get(each) for each in secret_hashes]
 
-    async def _count(self, who: str) -> None:
-        if not await self._limiter.hit(self._rate, who):
-            stats = await self._limiter.get_window_stats(self._rate, who)
-            wait_s = max(1, math.ceil(stats.reset_time - time.time()))
-            raise HTTPException(429, f"more than {self._rate}: wait {wait_s} s", {"Retry-After": str(wait_s)})
+    async def _count(self, who: str, *rates: RateLimitItem) -> None:
+        for rate in rates:
+            if not await self._limiter.hit(rate, who):
+                stats = await self._limiter.get_window_stats(rate, who)
+                wait_s = max(1, math.ceil(stats.reset_time - time.time()))
+                raise HTTPException(429, f"more than {rate}: wait {wait_s} s", {"Retry-After": str(wait_s)})
 
 
 class GuardedRoute(APIRoute):

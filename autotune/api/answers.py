@@ -122,7 +122,7 @@ class Problem(Spec):
 
 
 class TuningRow(Spec):
-    """A tuning in a list: `plan` is the best so far, `trials` how many were started."""
+    """A tuning in a list: `plan` is the best so far, `trials` how many were started, `place` its place while queued."""
 
     tuning: str
     created_at: datetime
@@ -130,6 +130,7 @@ class TuningRow(Spec):
     cluster: str
     state: TuningState
     message: str
+    place: int | None
     trials: int
     gpu_s_spent: float
     plan: Plan | None
@@ -205,7 +206,10 @@ class TrialPage(Spec):
 
 
 class TuningAnswer(Spec):
-    """A tuning, its trials, its best plan and the explanation, as far as it has come."""
+    """A tuning, its trials, its best plan and the explanation, as far as it has come.
+
+    `place` counts from 1 among what the same principal has queued in that pool; null where the tuning is not queued.
+    """
 
     tuning: str
     state: TuningState
@@ -215,6 +219,7 @@ class TuningAnswer(Spec):
     explanation: Explanation | None
     trials: list[TrialRow]
     gpu_s_spent: float
+    place: int | None
     request: Tuning
 
 
@@ -254,10 +259,14 @@ class BestAnswer(Spec):
 
 
 class PlanEstimate(Spec):
-    """A plan and what the cost model says of it. Nothing was measured."""
+    """A plan and what the cost model says of it. Nothing was measured.
+
+    `alike` counts the other plans of its tp, pp, ep and etp that the estimate cannot tell from it.
+    """
 
     plan: Plan
     estimate: Estimate
+    alike: int
 
 
 class PlansAnswer(Spec):

@@ -90,7 +90,7 @@ def create_app(
         return store.submit_tunings(submissions)
 
     def begin_all(tuning_ids: Sequence[str]) -> Sequence[bool]:
-        return [service.begin(*tuning_ids)] * len(tuning_ids)
+        return [service.begin()] * len(tuning_ids)
 
     metrics = Metrics(store)
     app.state.parts = Parts(

@@ -11,11 +11,11 @@ import logging
 import math
 from collections.abc import Collection
 from enum import Enum, StrEnum
+from functools import cache
 from ipaddress import IPv6Address, ip_address
 from typing import Any
 
 import httptools
-from starlette.responses import Response
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol, RequestResponseCycle
 
 from autotune.api.metrics import Metrics
@@ -329,9 +329,7 @@ class Connection(HttpToolsProtocol):
             self._abort(reason)
             return
         self._end(reason)
-        status, kind = ANSWERS[reason]
-        answer = problem(status, kind, f"refused: {TEXTS[reason]}", {"Connection": "close"})
-        self.transport.write(_written(answer))
+        self.transport.write(_answer(reason))
         if reason is Reason.REFUSED:
             self.transport.close()
         else:  # closed at once, what the client still sends would take the answer from it
@@ -353,7 +351,10 @@ class Connection(HttpToolsProtocol):
         self._reading, self._taken_bytes, self._deadline = what, 0, self.loop.time() + within_s
 
 
-def _written(answer: Response) -> bytes:
+@cache
+def _answer(reason: Reason) -> bytes:
+    status, kind = ANSWERS[reason]
+    answer = problem(status, kind, f"refused: {TEXTS[reason]}", {"Connection": "close"})
     headers = b"".join(b"%s: %s\r\n" % pair for pair in answer.raw_headers)
     return STATUS_LINE[answer.status_code] + headers + b"\r\n" + bytes(answer.body)
 

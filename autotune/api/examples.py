@@ -117,7 +117,7 @@ _SUBMITTED: dict[str, Any] = {
 }  # fmt: skip
 _ROW: dict[str, Any] = {
     "tuning": _ID, "created_at": _TIME, "model": "mine-7b", "cluster": "blue", "state": "searching", "message": "",
-    "trials": 7, "gpu_s_spent": 3168.0, "plan": _PLAN, "tokens_per_s_per_gpu": 3310.5, "pool": "blue",
+    "place": None, "trials": 7, "gpu_s_spent": 3168.0, "plan": _PLAN, "tokens_per_s_per_gpu": 3310.5, "pool": "blue",
     "principal": "ci",
 }  # fmt: skip
 _BEST: dict[str, Any] = {
@@ -208,7 +208,8 @@ ANSWERS: dict[str, Any] = {
     "Submitted": _SUBMITTED,
     "TuningAnswer": {
         "tuning": _ID, "state": "searching", "stop_reason": "", "sampler": "plan", "best": _BEST,
-        "explanation": _EXPLANATION, "trials": [_TRIAL], "gpu_s_spent": 3168.0, "request": _TUNING,
+        "explanation": _EXPLANATION, "trials": [_TRIAL], "gpu_s_spent": 3168.0, "place": None,
+        "request": _TUNING,
     },
     "TrialPage": {"trials": [_TRIAL], "next": None},
     "BestAnswer": _FOUND,
@@ -230,7 +231,7 @@ ANSWERS: dict[str, Any] = {
     "PlansAnswer": {
         "model": "mine-7b", "cluster": "blue", "devices": 16, "workload": _WORKLOAD, "legal": 14208, "fitting": 9120,
         "seconds": 0.05, "estimates_per_s": 510000.0, "basis": "catalog",
-        "plans": [{"plan": _PLAN, "estimate": _ESTIMATE | {"basis": "catalog"}}],
+        "plans": [{"plan": _PLAN, "estimate": _ESTIMATE | {"basis": "catalog"}, "alike": 12}],
     },
     "ModelSpec": MODEL,
     "ModelPage": {"models": [{"origin": "stored", **MODEL}], "next": None},

@@ -14,7 +14,7 @@ from autotune.api.access import GuardedRoute
 from autotune.api.answers import BestAnswer, Json, PlansAnswer
 from autotune.api.known_answers import KnownAnswer, KnownPage
 from autotune.api.openapi import answer, either, problems
-from autotune.api.parts import Parts, parts_of
+from autotune.api.parts import Parts, parts_of, principal_of
 from autotune.api.requests import (
     DEFAULT_LIMIT,
     AfterNumber,
@@ -91,14 +91,14 @@ async def best(
     what would settle it. For a named tuning: its best plan; with no arguments that of the newest tuning that measured
     something. Answers may be two seconds old.
     """
-    parts = parts_of(request)
+    parts, principal = parts_of(request), principal_of(request).name
     given = asked_workload(seq_len, global_batch, dtype, framework, kernels, precision)
     if tuning is not None:
         return await run_in_threadpool(lambda: Json(_of_named(parts, parts.store.tuning(tuning), target)))
     asked = ("best", model, cluster, nodes, given, target)
 
     def find() -> bytes:
-        return Json.of(_best(parts, model, cluster, nodes, given, target))
+        return Json.of(_best(parts, principal, model, cluster, nodes, given, target))
 
     body: bytes = await parts.shared.get(asked, lambda: run_in_threadpool(find))
     return Response(body, media_type=Json.media_type)
@@ -124,7 +124,7 @@ def list_known(
 
 
 @router.get("/plans", responses=answer(200, PlansAnswer) | problems(422))
-def rank_plans(
+async def rank_plans(
     request: Request,
     model: ModelName,
     cluster: ClusterName,
@@ -143,32 +143,59 @@ def rank_plans(
     sequence_parallel: SequenceParallel = None,
     schedule: Schedules = None,
     top: Annotated[int, Query(ge=1, le=1000, description="Plans to list.")] = 10,
+    every: Annotated[
+        bool, Query(alias="all", description="List plans that the estimate cannot tell apart, too.")
+    ] = False,
 ) -> Response:
-    """Rank all legal plans by estimate.
+    """Rank all legal plans by estimate, each tp, pp, ep and etp once.
+
+    Of plans that the estimate cannot tell apart (within 5 %) the simplest is listed, with how many others there are.
 
     Speeds come from the cluster's profile where there is one, else from the catalog. A parameter of the space may be
-    given several times; one that is not given allows every legal value.
+    given several times; one that is not given allows every legal value. Answers may be two seconds old.
     """
-    parts = parts_of(request)
-    model_spec, cluster_spec = find_model(parts.store, model), find_cluster(parts.store, cluster, nodes)
+    parts, principal = parts_of(request), principal_of(request).name
     given = asked_workload(seq_len, global_batch, dtype, framework, kernels, precision)
-    workload = find_workload(model_spec, cluster_spec, given)
     choices = {
         "tp": tp, "pp": pp, "micro_batch": micro_batch, "zero_stage": zero_stage, "recompute": recompute,
         "sequence_parallel": sequence_parallel, "schedule": schedule,
     }  # fmt: skip
     space = Space.from_data({name: values for name, values in choices.items() if values}, "space")
-    profile = parts.store.profile(cluster_spec.key)
-    key = ("plans", model_spec, cluster_spec.digest(), workload, space, profile and profile.digest(), top)
 
+    def find() -> bytes:
+        return _ranked(parts, principal, model, cluster, nodes, given, space, top, every=every)
+
+    # However many ask the same while it is worked out, they wait in no thread.
+    asked = ("plans", model, cluster, nodes, given, space, top, every)
+    body: bytes = await parts.shared.get(asked, lambda: run_in_threadpool(find))
+    return Response(body, media_type=Json.media_type)
+
+
+def _ranked(
+    parts: Parts,
+    principal: str,
+    model: str,
+    cluster: str,
+    nodes: int | None,
+    given: WorkloadRequest,
+    space: Space,
+    top: int,
+    *,
+    every: bool,
+) -> bytes:
+    model_spec, cluster_spec = find_model(parts.store, model), find_cluster(parts.store, cluster, nodes)
+    workload = find_workload(model_spec, cluster_spec, given)
+    profile = parts.store.profile(cluster_spec.key)
+    digests = (model_spec.digest(), cluster_spec.digest(), workload.key, space.digest(), profile and profile.digest())
     require_bounded(parts.answers, model_spec, cluster_spec, workload)
 
     def compute() -> bytes:
-        with one_at_a_time():
-            ranking = rank(model_spec, cluster_spec, workload, space, profile=profile, limit=top)
+        with one_at_a_time(principal):
+            ranking = rank(model_spec, cluster_spec, workload, space, profile=profile, limit=top, distinct=not every)
         return Json.of(ranking_data(model_spec, cluster_spec, workload, ranking))
 
-    return Response(parts.answers.get(key, compute), media_type=Json.media_type)
+    body: bytes = parts.answers.get(("plans", *digests, top, every), compute)
+    return body
 
 
 Question = tuple[ModelSpec, ClusterSpec, Workload]
@@ -186,7 +213,13 @@ def _question(
 
 
 def _best(
-    parts: Parts, model: str | None, cluster: str | None, nodes: int | None, given: WorkloadRequest, target: str | None
+    parts: Parts,
+    principal: str,
+    model: str | None,
+    cluster: str | None,
+    nodes: int | None,
+    given: WorkloadRequest,
+    target: str | None,
 ) -> dict[str, Any]:
     """The answer to the question; without one, the best plan of the newest tuning that measured something."""
     if model is None and cluster is None:
@@ -195,7 +228,7 @@ def _best(
             raise InputError("tuning", None, "no tuning has a complete trial yet: POST /tunings")
         return _of_named(parts, newest, target)
     question = _question(parts, model, cluster, nodes, given)
-    found, fastest = _look_up(parts, question), fastest_measured(parts.store, *question)
+    found, fastest = _look_up(parts, principal, question), fastest_measured(parts.store, *question)
     return known_answer(found, None if fastest is None else _of_tuning(parts, fastest), target)
 
 
@@ -210,16 +243,16 @@ def _of_tuning(parts: Parts, tuning: Tuning) -> dict[str, Any]:
     return found
 
 
-def _look_up(parts: Parts, question: Question) -> Answer:
+def _look_up(parts: Parts, principal: str, question: Question) -> Answer:
     """The answer. An estimate weighs all plans: bounded like a ranking, and once for all who ask at the same time."""
     require_bounded(parts.answers, *question, Runtime.TORCH)
     if parts.store.best_exact(*question):
         return best_known(parts.store, *question)
 
     def weigh() -> Answer:
-        with one_at_a_time():
+        with one_at_a_time(principal):
             return best_known(parts.store, *question)
 
     model, cluster, workload = question
-    found: Answer = parts.estimates.get((model.key, cluster.key, workload), weigh)
+    found: Answer = parts.estimates.get((model.key, cluster.key, workload.key), weigh)
     return found

@@ -6,6 +6,7 @@ A name is never a path: nothing here opens a file.
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import Annotated, Any, Self, TypeVar
 from urllib.parse import urlencode
@@ -150,8 +151,7 @@ class JsonRequest(Request):
 def _unambiguous(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     found = dict(pairs)
     if len(found) < len(pairs):
-        names = [name for name, _ in pairs]
-        twice = next(name for name in found if names.count(name) > 1)
+        twice = next(name for name, count in Counter(name for name, _ in pairs).items() if count > 1)
         raise HTTPException(400, f"the body has the key {twice[:200]!r} twice")
     return found
 

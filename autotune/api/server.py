@@ -88,7 +88,8 @@ class Server(uvicorn.Server):
 
 def run(app: FastAPI, *, host: str, port: int) -> None:
     """Listens until SIGTERM or Ctrl-C. Raises InputError for an address that cannot be listened on."""
-    most = min(MAX_CONNECTIONS, max(_open_files() - OTHER_FILES, OTHER_FILES))
+    files = _open_files()
+    most = min(MAX_CONNECTIONS, max(files - OTHER_FILES, files // 2))
     server = Server(
         app, most=most, host=host, port=port, log_level="info", server_header=False, proxy_headers=False,
         timeout_graceful_shutdown=DRAIN_S,

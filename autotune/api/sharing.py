@@ -5,10 +5,10 @@ from __future__ import annotations
 
 import time
 from asyncio import Future, Task, create_task, current_task, get_running_loop, shield
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Coroutine, Hashable, Iterator, MutableMapping, Sequence
 from contextlib import contextmanager, suppress
-from threading import BoundedSemaphore, Condition, Lock
+from threading import Condition, Lock
 from typing import Any, Generic, TypeVar
 
 from anyio import CapacityLimiter
@@ -79,12 +79,19 @@ def _tell(batch: Sequence[tuple[Asked, Future[Answer]]], answers: Sequence[Answe
 
 REFUSALS = (InputError, NothingFitsError, MissingMeasurementError)
 ENTRY_BYTES = 4096
-"""Counted for every kept answer, for its key and for itself beside what it says."""
+"""Counted for every kept answer, for its place beside what it says."""
+
+OBJECT_BYTES = 8
+"""Counted for each character that it takes to write an object down: measured, ours take 2 to 6."""
 
 
-def size_bytes(answer: Any) -> int:
-    """About what it takes to keep an answer: a body's bytes, or as many as it takes to write another one down."""
-    return ENTRY_BYTES + len(answer if isinstance(answer, bytes) else repr(answer))
+def size_bytes(*parts: Any) -> int:
+    """About the memory that it takes to keep these: bodies, refusals, and objects of any kind."""
+    return ENTRY_BYTES + sum(len(each) if isinstance(each, bytes) else OBJECT_BYTES * _written(each) for each in parts)
+
+
+def _written(kept: Any) -> int:
+    return len(repr(kept)) + (len(repr(vars(kept))) if isinstance(kept, Exception) else 0)
 
 
 class Shared:
@@ -93,13 +100,13 @@ class Shared:
     Only the loop's thread calls `get`; any thread may call `forget`.
 
     Args:
-        max_bytes: of what is kept; the oldest goes first.
+        max_bytes: of what is kept, by `size_bytes`, keys included; the oldest goes first.
         trust_s: how long that is taken for true without asking again.
     """
 
     def __init__(self, max_bytes: int, trust_s: float) -> None:
         self._trust_s, self._lock = trust_s, Lock()
-        self._found = FIFOCache[Hashable, tuple[float, Any]](max_bytes, lambda kept: size_bytes(kept[1]))
+        self._found = FIFOCache[Hashable, tuple[float, Any, int]](max_bytes, lambda kept: kept[2])
         self._asking: dict[Hashable, Task[Any]] = {}
 
     async def get(self, key: Hashable, find: Callable[[], Coroutine[Any, Any, Any]]) -> Any:
@@ -108,7 +115,7 @@ class Shared:
         What it raises is raised to all who wait for it. That and None are not kept.
         """
         try:
-            until, found = self._found[key]
+            until, found, _ = self._found[key]
         except KeyError:  # `get` would ask twice, and somebody may forget in between
             until, found = 0.0, None
         now = time.monotonic()
@@ -138,7 +145,7 @@ class Shared:
             self._found.pop(key, None)
             return
         with suppress(ValueError):  # too large to be kept
-            self._found[key] = (until, found)
+            self._found[key] = (until, found, size_bytes(key, found))
 
     def forget(self) -> None:
         """Asks for everything again, also for what is being looked for: something was changed here."""
@@ -154,7 +161,7 @@ class Cache:
 
     Args:
         kept: what keeps them, counted by `size_bytes`. The keys of an LRUCache hold everything that an answer depends
-            on, so that none is ever stale; a TTLCache takes answers for true for a while.
+            on, as short digests, so that none is ever stale; a TTLCache takes answers for true for a while.
     """
 
     def __init__(self, kept: MutableMapping[Hashable, Any]) -> None:
@@ -164,7 +171,7 @@ class Cache:
         """The answer under `key`, computed if it is not there. Raises it where it is a refusal."""
         answer = self._answer(key, compute)
         if isinstance(answer, REFUSALS):
-            raise answer.with_traceback(None)
+            raise _afresh(answer)
         return answer
 
 
@@ -172,29 +179,50 @@ def _found(_: Hashable, compute: Callable[[], Any]) -> Any:
     try:
         return compute()
     except REFUSALS as error:
-        return error
+        return _afresh(error)
+
+
+def _afresh(error: Exception) -> Exception:
+    """The same error, raised by nobody: one that was raised keeps all that was at hand where it was."""
+    made = type(error).__new__(type(error), *error.args)
+    made.__dict__.update(error.__dict__)
+    return made
 
 
 MAX_WAITING = 8
-"""Half of the handlers' threads: the others answer what is quick, however many rankings are asked for."""
+"""A fifth of the handlers' threads: the others answer what is quick, however many rankings are asked for."""
 
-_turn, _places = Lock(), BoundedSemaphore(MAX_WAITING)
+MAX_OF_ONE = 2
+"""Of one principal, so that he does not take the places of all others."""
+
+_turn, _counting, _waiting = Lock(), Lock(), Counter[str]()
 
 
 @contextmanager
-def one_at_a_time() -> Iterator[None]:
+def one_at_a_time(principal: str) -> Iterator[None]:
     """Held while all plans of a request are weighed: more at once would only make each slower.
 
     Raises:
-        HTTPException: 503, so many wait already that quick requests would find no thread.
+        HTTPException: 429, so many requests of this principal wait already; 503, so many of all that quick requests
+            would find no thread.
     """
-    if not _places.acquire(blocking=False):
-        raise HTTPException(503, f"{MAX_WAITING} requests wait already for plans to be weighed", {"Retry-After": "5"})
+    with _counting:
+        if _waiting[principal] >= MAX_OF_ONE:
+            raise HTTPException(429, f"{MAX_OF_ONE} requests of {principal} wait already {_FOR}", _RETRY)
+        if _waiting.total() >= MAX_WAITING:
+            raise HTTPException(503, f"{MAX_WAITING} requests wait already {_FOR}", _RETRY)
+        _waiting[principal] += 1
     try:
         with _turn:
             yield
     finally:
-        _places.release()
+        with _counting:
+            _waiting[principal] -= 1
+            if not _waiting[principal]:
+                del _waiting[principal]
+
+
+_FOR, _RETRY = "for plans to be weighed", {"Retry-After": "5"}
 
 
 def require_bounded(

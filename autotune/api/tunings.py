@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Body, Header, Query, Request
@@ -107,7 +109,9 @@ def list_tunings(
     """List tunings, newest first, each with its best plan so far."""
     parts = parts_of(request)
     found = parts.store.tunings_page(limit=limit + 1, before=after, state=state, principal=principal)
-    return page(request, "tunings", found, limit, cursor=lambda each: each.id, data=lambda each: _row(parts, each))
+    places = _places(parts, found)
+    row = partial(_row, parts, places)
+    return page(request, "tunings", found, limit, cursor=lambda each: each.id, data=row)
 
 
 @router.get("/tunings/{tuning_id}", responses=answer(200, TuningAnswer) | problems(404))
@@ -117,7 +121,7 @@ def show_tuning(request: Request, tuning_id: PathId) -> Response:
     tuning = parts.store.tuning(tuning_id)
 
     def compute() -> bytes:
-        return Json.of(tuning_answer(parts.store, tuning))
+        return Json.of(tuning_answer(parts.store, tuning, _places(parts, [tuning]).get(tuning.id)))
 
     body = parts.answers.get(("tuning", *version_of(tuning)), compute) if tuning.state.ended else compute()
     return Response(body, media_type=Json.media_type)
@@ -202,9 +206,16 @@ def version_of(tuning: Tuning) -> tuple[object, ...]:
     return (tuning.id, tuning.state, tuning.updated_at, tuning.gpu_s_spent)
 
 
-def _row(parts: Parts, tuning: Tuning) -> dict[str, Any]:
+def _places(parts: Parts, tunings: Sequence[Tuning]) -> dict[str, int]:
+    """The places of those that are queued."""
+    queued = [tuning.id for tuning in tunings if tuning.state is TuningState.QUEUED]
+    return parts.store.queue_places(queued) if queued else {}
+
+
+def _row(parts: Parts, places: Mapping[str, int], tuning: Tuning) -> dict[str, Any]:
     def compute() -> dict[str, Any]:
-        return tuning_row(tuning, () if tuning.state is TuningState.QUEUED else parts.store.trials(tuning.id))
+        trials = () if tuning.state is TuningState.QUEUED else parts.store.trials(tuning.id)
+        return tuning_row(tuning, trials, places.get(tuning.id))
 
     if tuning.state.ended:
         row: dict[str, Any] = parts.answers.get(("row", *version_of(tuning)), compute)

@@ -7,8 +7,10 @@ import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TextIO
 
 from autotune.errors import InputError
+from autotune.shown import of_cell
 from autotune.specs.model import MOST
 
 REQUIRED = (
@@ -19,6 +21,11 @@ REQUIRED = (
 
 EITHER = ("tokens_per_s_per_gpu", "iter_time_s")
 """A file must have one of these; each successful run must have a value in one."""
+
+
+MAX_LINE = 1 << 20
+MAX_ROWS = 50_000
+"""More than anybody has run; an import holds about 15 KiB a row until all of them are stored and told."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,11 +102,19 @@ def read_csv_rows(path: Path) -> Iterator[CsvRow]:
     """
     try:
         with path.open(encoding="utf-8-sig", newline="") as file:
-            yield from _rows(path, csv.DictReader(file, strict=True))
+            yield from _rows(path, csv.DictReader(short_lines(path, file), strict=True))
     except (OSError, UnicodeDecodeError) as error:
         raise InputError(str(path), type(error).__name__, "a readable CSV file is needed") from None
     except csv.Error as error:
         raise InputError(str(path), "text", f"a CSV file is needed ({error})") from None
+
+
+def short_lines(path: Path, file: TextIO) -> Iterator[str]:
+    """The lines of a CSV file with their ends. Raises InputError for one longer than any row."""
+    while line := file.readline(MAX_LINE + 1):
+        if len(line) > MAX_LINE:
+            raise InputError(str(path), "a longer line", f"at most {MAX_LINE >> 20} MiB a line")
+        yield line
 
 
 def _rows(path: Path, reader: csv.DictReader[str]) -> Iterator[CsvRow]:
@@ -110,10 +125,12 @@ def _rows(path: Path, reader: csv.DictReader[str]) -> Iterator[CsvRow]:
     if missing:
         raise InputError(f"{path}, row 1", ",".join(columns), "columns are missing: " + ", ".join(missing))
     empty = True
-    for row in reader:
+    for number, row in enumerate(reader):
         empty = False
+        if number == MAX_ROWS:
+            raise InputError(str(path), "more rows", f"at most {MAX_ROWS:,} rows a file: divide it")
         yield CsvRow(
-            f"{path}, row {reader.line_num}", {key: (value or "").strip() for key, value in row.items() if key}
+            f"{path}, row {reader.line_num}", {key: of_cell((value or "").strip()) for key, value in row.items() if key}
         )
     if empty:
         raise InputError(str(path), "no rows", "at least one run is needed")

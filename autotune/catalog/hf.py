@@ -47,12 +47,15 @@ def from_hf_config(data: dict[str, Any], name: str, what: str = "config.json") -
 # Where a config of several models keeps the one of text.
 _TEXT = ("text_config", "llm_config", "language_config")
 
+_TOWERS = ("vision_config", "audio_config")
+
 
 def _text(data: dict[str, Any], what: str) -> tuple[dict[str, Any], list[str]]:
     """The language model's own config, and the names of what stands beside it (vision_config and the like)."""
     key = next((key for key in _TEXT if isinstance(data.get(key), dict)), None)
-    if key is None:
-        return data, []
+    if key is None:  # Qwen2-VL and the like keep the text's keys beside the vision tower
+        towers = sorted(name for name in _TOWERS if isinstance(data.get(name), dict))
+        return {name: value for name, value in data.items() if name not in towers}, towers
     inner: dict[str, Any] = {name: value for name, value in data[key].items() if name != "architectures"}
     if "model_type" not in inner:
         raise InputError(f"{what}: {key}.model_type", None, "this key is missing")

@@ -328,6 +328,8 @@ FAMILIES: dict[str, Family] = {
         ("starcoder2", "Starcoder2ForCausalLM", _starcoder2),
         ("arcee", "ArceeForCausalLM", _arcee),
         ("ministral3", "Ministral3ForCausalLM", _ministral3),
+        ("qwen2_vl", "Qwen2VLForConditionalGeneration", _qwen2),
+        ("qwen2_5_vl", "Qwen2_5_VLForConditionalGeneration", _qwen2),
         ("qwen2_vl_text", "Qwen2VLForCausalLM", _qwen2),
         ("qwen2_5_vl_text", "Qwen2_5_VLForCausalLM", _qwen2),
     )

@@ -91,14 +91,17 @@ class Here:
         from autotune.tuning.report import tuning_answer
 
         with open_to_read(self._db) as store:
-            return tuning_answer(store, store.tuning(tuning_id))
+            tuning = store.tuning(tuning_id)
+            return tuning_answer(store, tuning, store.queue_places([tuning.id]).get(tuning.id))
 
     def tunings(self, *, limit: int) -> Sequence[Data]:
         """The newest tunings, newest first."""
         from autotune.tuning.report import tuning_row
 
         with open_to_read(self._db) as store:
-            return [tuning_row(tuning, store.trials(tuning.id)) for tuning in store.tunings(limit)]
+            found = store.tunings(limit)
+            places = store.queue_places([tuning.id for tuning in found])
+            return [tuning_row(tuning, store.trials(tuning.id), places.get(tuning.id)) for tuning in found]
 
     def cancel(self, tuning_id: str, *, force: bool) -> Data:
         """Takes back a request. Nobody else can want what runs here, so that `force` changes nothing."""
@@ -157,7 +160,8 @@ class Here:
         question = inputs.model, inputs.cluster, inputs.workload
         require_bounded(*question)
         profile = stored_profile(inputs.cluster, self._db)
-        return ranking_data(*question, rank(*question, space, profile=profile, limit=query["top"]))
+        ranking = rank(*question, space, profile=profile, limit=query["top"], distinct=not query["all"])
+        return ranking_data(*question, ranking)
 
     def inputs(self, query: Data) -> Inputs:
         """The model, cluster and workload of a question."""

@@ -92,9 +92,16 @@ def _has_ended(row: dict[str, Any]) -> bool:
 
 def _settle(question: dict[str, Any], data: dict[str, Any], *, db: str | None, as_json: bool) -> int:
     """A tuning that stops when little is expected to be gained: on a server's nodes, or on this machine."""
+    from autotune.cli.tune import run_tuning, tune_there
     from autotune.knowledge.settling import SETTLE_GAIN, TRIALS
     from autotune.specs import Budget
+    from autotune.tuning.request import submit, tuning_of
+    from autotune.wiring import open_store, require_local
 
+    there = asked_server(db) is not None
+    inputs = None if there else Here(db).inputs(question)
+    if inputs is not None:
+        require_local(inputs.cluster)
     if data["settle"] is not None:
         probes, gpu_s = len(data["settle"]["probes"]), data["settle"]["gpu_s"]
         output.error_console().print(
@@ -102,15 +109,8 @@ def _settle(question: dict[str, Any], data: dict[str, Any], *, db: str | None, a
             soft_wrap=True,
         )
     budget = Budget(max_trials=2 * TRIALS, min_gain=SETTLE_GAIN)
-    from autotune.cli.tune import run_tuning, tune_there
-
-    if asked_server(db) is not None:
+    if inputs is None:
         return tune_there(question, {"budget": budget}, as_json=as_json)
-    from autotune.tuning.request import submit, tuning_of
-    from autotune.wiring import open_store, require_local
-
-    inputs = Here(db).inputs(question)
-    require_local(inputs.cluster)
     store = open_store(db)
     tuning = submit(store, tuning_of(inputs.model, inputs.cluster, inputs.workload, budget=budget))
     return run_tuning(store, tuning, as_json=as_json, db=db)

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from autotune.queue.sending import CeleryQueue
 
 PORT = 8765
+LONGEST_PATIENCE_S = 86_400.0
 _NODE = "Node"
 
 
@@ -127,7 +128,6 @@ def worker(
         option(
             "--patience",
             "SECONDS",
-            min=1.0,
             help="Start again when nothing came through this worker's own queue for so long.",
         ),
     ] = 30.0,
@@ -145,6 +145,8 @@ def worker(
     from workers.registration import NodeOptions, place
     from workers.roles import run_node, run_tuner
 
+    if not 1 <= patience <= LONGEST_PATIENCE_S:
+        raise InputError("--patience", patience, f"1 to {LONGEST_PATIENCE_S:.0f} seconds")
     settings = _settings(db, broker)
     make_folder(db)
     if role is WorkerRole.TUNER:
@@ -175,12 +177,13 @@ def beat(
 
     With --nightly also for checks whether the best-known plans still hold: see `autotune regress --help`.
     """
+    from autotune.specs.base import MOST_GPU_S
     from autotune.wiring import open_queue
     from workers.beat import Nightly, run_beat
     from workers.process import log_to_stderr
 
-    if budget_gpu_s is not None and (nightly is None or not 0 < budget_gpu_s < float("inf")):
-        raise InputError("--nightly-gpu-s", budget_gpu_s, "a number above 0, with --nightly")
+    if budget_gpu_s is not None and (nightly is None or not 0 < budget_gpu_s <= MOST_GPU_S):
+        raise InputError("--nightly-gpu-s", budget_gpu_s, f"above 0 and at most {MOST_GPU_S:g}, with --nightly")
     at = None if nightly is None else _time_of_day(nightly)
     log_to_stderr()
     night = None if at is None else Nightly(at=at, budget_gpu_s=budget_gpu_s)

@@ -51,7 +51,7 @@ def import_files(
     """
     from autotune.cli.database import is_there, open_to_read, open_to_write
     from autotune.cli.inputs import read_model
-    from autotune.imports import Format, batch_of, read_content, read_log, read_table
+    from autotune.imports import FileContent, Format, batch_of, read_log, read_table
     from autotune.imports.keeping import keep
 
     if format not in list(Format):
@@ -71,12 +71,12 @@ def import_files(
         stated = _stated(trained, cluster, workload, plan, db)
     now, found = datetime.now(UTC), []
     for path in files:  # everything is read before anything is stored
-        content = read_content(path)
+        content = FileContent.of(path)
         if kind is Format.CSV:
             read = read_table(path, find, model=trained, skip_bad=skip_bad)
         else:
-            read = read_log(kind, str(path), content.decode("utf-8", errors="replace"), stated)
-        found.append((batch_of(path, content, name, kind, now), content, read))
+            read = read_log(kind, str(path), content, stated)
+        found.append((batch_of(content, name, kind, now), content, read))
     here = open_to_write(db) if not dry_run else open_to_read(db) if is_there(db) else nullcontext()
     with here as store:
         answers = [keep(store, *each, dry_run=dry_run, named=source is not None) for each in found]

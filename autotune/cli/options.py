@@ -125,6 +125,9 @@ SequenceParallel = Annotated[
     str | None, option("--sequence-parallel", "true,false", "Sequence parallelism.", panel=_SPACE)
 ]
 Schedules = Annotated[str | None, option("--schedule", "gpipe,1f1b,interleaved", "Pipeline schedule.", panel=_SPACE)]
+Seed = Annotated[int, option("--seed", min=0, max=2**53 - 1, help="Seed of weights and data.")]
+"""What every reader of JSON has exactly, a server's too."""
+
 History = Annotated[
     str | None,
     option(

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from autotune.errors import AutotuneError, InputError, NothingFitsError, masked
+from autotune.files import whole_file
 from autotune.shown import shown
 
 PIPE_WIDTH = 160
@@ -60,16 +61,12 @@ def write_text(path: Path, text: str) -> None:
     """Writes a file, whole or not at all (a device or pipe as it comes). Raises InputError if that cannot be done."""
     text = text if text.endswith("\n") else text + "\n"
     target = Path(os.path.realpath(path))  # a link is followed, not replaced
-    part = target.with_name(f".{target.name}.{os.getpid()}")
     try:
         if os.path.exists(target) and not os.path.isfile(target):
             target.write_text(text, encoding="utf-8")
             return
-        try:
+        with whole_file(target) as part:
             part.write_text(text, encoding="utf-8")
-            part.replace(target)
-        finally:
-            part.unlink(missing_ok=True)
     except OSError as error:
         raise InputError(str(path), error.strerror or type(error).__name__, "a file that can be written") from None
 

@@ -44,6 +44,7 @@ def plan(
     sequence_parallel: options.SequenceParallel = None,
     schedule: options.Schedules = None,
     top: Annotated[int, option("--top", "N", min=1, max=10_000, help="Plans to list.")] = 10,
+    every: Annotated[bool, option("--all", help="List plans that the estimate cannot tell apart, too.")] = False,
     explain: Annotated[
         bool, option("--explain", help="Say what limits the plan, what others lose against it, and what would help.")
     ] = False,
@@ -55,6 +56,8 @@ def plan(
     as_json: options.AsJson = False,
 ) -> int:
     """Rank all legal plans by estimate, without any hardware. With --plan: that one, or why it is not legal.
+
+    Each tp, pp, ep and etp is listed once, by the simplest of its plans that the estimate cannot tell from its best.
 
     Speeds come from the cluster's profile if the database has one, else from the catalog. Exit status 3 if none fits.
     """
@@ -75,7 +78,7 @@ def plan(
     space = read_space(**dimensions)
     if not only_here:
         with ask(db) as answers:
-            data = answers.plans(**question, **space.to_data(), top=top)
+            data = answers.plans(**question, **space.to_data(), top=top, all=every)
         output.print_json(data) if as_json else _print_ranking(data)
         return 0
     _require_one_question(plan, dimensions, history, explain=explain, scaling=scaling)
@@ -96,7 +99,7 @@ def plan(
     if scaling:
         _print_scaling(setting, as_json=as_json)
         return 0
-    return _print_explained(setting, chosen, top, explain=explain, as_json=as_json)
+    return _print_explained(setting, chosen, top, distinct=not every, explain=explain, as_json=as_json)
 
 
 def _named_there(question: dict[str, Any]) -> dict[str, Any]:
@@ -144,7 +147,9 @@ def read_plan(inputs: Inputs, text: str, runtime: Runtime | None = None) -> Plan
 # The ranking, or one plan of it, with what explains it.
 
 
-def _print_explained(setting: Setting, chosen: Plan | None, top: int, *, explain: bool, as_json: bool) -> int:
+def _print_explained(
+    setting: Setting, chosen: Plan | None, top: int, *, distinct: bool, explain: bool, as_json: bool
+) -> int:
     """Prints the ranking, or one plan as a ranking, whether it fits or not: that is the exit status."""
     import time
 
@@ -154,7 +159,7 @@ def _print_explained(setting: Setting, chosen: Plan | None, top: int, *, explain
 
     question = setting.model, setting.cluster, setting.workload
     if chosen is None:
-        ranking = rank(*question, setting.space, profile=setting.profile, limit=top)
+        ranking = rank(*question, setting.space, profile=setting.profile, limit=top, distinct=distinct)
     else:
         started = time.perf_counter()
         found = estimated(*question, [chosen], setting.profile)[0]
@@ -179,9 +184,9 @@ def _print_explained(setting: Setting, chosen: Plan | None, top: int, *, explain
 
 def _print_ranking(data: dict[str, Any]) -> None:
     table = output.listing(
-        "", data["plans"], ("<plan", "plan"), ("tokens/s/GPU", "estimate.tokens_per_s_per_gpu"),
-        ("step", "estimate.step_time_s"), ("MFU", "estimate.mfu"), ("memory needed", "estimate.needed_bytes"),
-        ("P(fits)", "estimate.p_fits"), ("<fits", "estimate.fits"),
+        "", data["plans"], ("<plan", "plan"), ("alike", lambda each: f"+{each['alike']:,}" if each["alike"] else ""),
+        ("tokens/s/GPU", "estimate.tokens_per_s_per_gpu"), ("step", "estimate.step_time_s"), ("MFU", "estimate.mfu"),
+        ("memory needed", "estimate.needed_bytes"), ("P(fits)", "estimate.p_fits"), ("<fits", "estimate.fits"),
         ("<largest losses", lambda each: _losses(each["estimate"])),
     )  # fmt: skip
     console = output.console()
@@ -189,7 +194,15 @@ def _print_ranking(data: dict[str, Any]) -> None:
     console.print(table)
     if data["plans"]:
         usable = output.bytes_text(data["plans"][0]["estimate"]["usable_bytes"])
-        console.print(f"A plan that needs {usable}, which is what can be used, fits as often as not.")
+        console.print(
+            f"In the order of tokens/s/GPU times P(fits). A plan that needs {usable}, which is what can be used, fits "
+            "as often as not."
+        )
+    if any(each["alike"] for each in data["plans"]):
+        console.print(
+            "Of plans of one tp, pp and ep that the estimate cannot tell apart (5 %) the simplest stands here; alike "
+            "counts the others, and --all lists them."
+        )
     console.print(
         f"{data['legal']:,} legal plans, {data['fitting']:,} estimated to fit; {data['seconds']:.2f} s, "
         f"{data['estimates_per_s']:,.0f} estimates/s"
@@ -314,8 +327,11 @@ def estimate(
     kernels: options.Kernels = None,
     db: options.Database = None,
     as_json: options.AsJson = False,
-) -> None:
-    """Estimate one plan: seconds of a step and bytes of the worst stage, by named part."""
+) -> int:
+    """Estimate one plan: seconds of a step and bytes of the worst stage, by named part.
+
+    Exit status 3 if the plan does not fit into a device's memory: it is estimated all the same.
+    """
     from autotune.cli.database import stored_profile
     from autotune.explain.losses import largest_parts
     from autotune.search.offline import estimated
@@ -329,12 +345,13 @@ def estimate(
     chosen = read_plan(inputs, plan)
     found = estimated(*question, [chosen], stored_profile(inputs.cluster, db))[0]
     shares = dict(largest_parts(found))
+    status = 0 if found.fits else NothingFitsError.exit_code
     head = request_data(*question)
     if as_json:
         output.print_json({
             **head, "plan": chosen.to_data(), "estimate": found.to_data(), "largest_parts": shares,
         })  # fmt: skip
-        return
+        return status
     console = output.console()
     console.print(_heading({**head, "basis": found.basis.value}), f"plan {chosen.key}", sep="\n", soft_wrap=True)
     console.print(_parts("seconds of a step", found.seconds.to_data(), found.step_time_s, output.seconds_text))
@@ -348,6 +365,7 @@ def estimate(
         f"{_room(found, inputs.cluster.device.memory_bytes)} (estimates)",
         soft_wrap=True,
     )
+    return status
 
 
 def _room(found: Estimate, memory_bytes: int) -> str:

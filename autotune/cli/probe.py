@@ -18,8 +18,9 @@ if TYPE_CHECKING:
 
 app = typer.Typer(help="Run one probe on this machine.", no_args_is_help=True)
 
-Deadline = Annotated[float, option("--deadline-s", "SECONDS", "End each probe after this long.")]
-Iterations = Annotated[int, option("--iterations", min=1, help="Timed repeats of each reading.")]
+Deadline = Annotated[float, option("--deadline-s", "SECONDS", "End each probe after this long: at most a day.")]
+Iterations = Annotated[int, option("--iterations", min=1, max=10**6, help="Timed repeats of each reading.")]
+LONGEST_DEADLINE_S = 86_400.0
 DEADLINE_S = 300.0
 SIZES = "4KiB,64KiB,1MiB,16MiB"
 UNITS = {"B": 1, "KIB": 2**10, "MIB": 2**20, "GIB": 2**30, "KB": 10**3, "MB": 10**6, "GB": 10**9}
@@ -110,8 +111,8 @@ def step(
     global_batch: options.GlobalBatch = None,
     dtype: options.DTypeName = None,
     precision: options.Precision = None,
-    max_steps: Annotated[int, option("--max-steps", min=1, help="Timed steps at most.")] = 10,
-    seed: Annotated[int, option("--seed", help="Seed of weights and data.")] = 0,
+    max_steps: Annotated[int, option("--max-steps", min=1, max=10**6, help="Timed steps at most.")] = 10,
+    seed: options.Seed = 0,
     cold: Annotated[bool, option("--cold", help="Start fresh ranks for it.")] = False,
     deadline_s: Deadline = DEADLINE_S,
     db: options.Database = None,
@@ -162,7 +163,7 @@ def read_sizes(text: str) -> list[int]:
     for item in filter(None, (piece.strip() for piece in text.split(","))):
         digits = item.rstrip("BKMGibkmg")
         unit = item[len(digits) :].upper() or "B"
-        if not digits.isdigit() or not int(digits) or unit not in UNITS:
+        if not (digits.isascii() and digits.isdigit() and len(digits) < 20 and int(digits)) or unit not in UNITS:
             raise InputError("--sizes", item, "give sizes like 4KiB,1MiB,1000 (B, KiB, MiB, GiB, KB, MB, GB)")
         sizes.append(int(digits) * UNITS[unit])
     return sizes
@@ -181,8 +182,12 @@ def _measure(
 ) -> int:
     """Runs the probes one after the other, prints what they found, stores it with --db. Exit status 1 on a failure."""
     from autotune.cli.tune_view import probe_text
-    from autotune.wiring import open_prober
+    from autotune.wiring import open_prober, require_runnable
 
+    if not 0 < deadline_s <= LONGEST_DEADLINE_S:
+        raise InputError("--deadline-s", deadline_s, f"more than 0 and at most {LONGEST_DEADLINE_S:.0f} seconds")
+    for request in requests:
+        require_runnable(cluster, request)
     with closing(open_prober(cluster)) as prober:
         with _progress("starting ranks"):
             environment = prober.fingerprint()

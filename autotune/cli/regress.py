@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import socket
 from contextlib import closing
 from datetime import UTC, datetime
@@ -228,8 +227,10 @@ def _print_checks(checks: Sequence[Check], known: Mapping[int, BestEntry], empty
 
 
 def _require_budget(budget_gpu_s: float | None) -> None:
-    if budget_gpu_s is not None and not 0 < budget_gpu_s < math.inf:
-        raise InputError("--budget-gpu-s", budget_gpu_s, "more than 0 GPU-seconds")
+    from autotune.specs.base import MOST_GPU_S
+
+    if budget_gpu_s is not None and not 0 < budget_gpu_s <= MOST_GPU_S:
+        raise InputError("--budget-gpu-s", budget_gpu_s, f"more than 0 and at most {MOST_GPU_S:g} GPU-seconds")
 
 
 def _selection_data(selection: Selection | None) -> dict[str, Any]:

@@ -48,7 +48,7 @@ def tune(
     min_gain: Annotated[
         float, option("--min-gain", "SHARE", "Stop when less than this is expected to be gained.")
     ] = 0.01,
-    seed: Annotated[int, option("--seed", help="Seed of weights and data.")] = 0,
+    seed: options.Seed = 0,
     sampler: Annotated[
         str | None,
         option(
@@ -182,6 +182,7 @@ def tune_there(
         as_json: print the answer as JSON.
     """
     from autotune.specs.workload import read_kernels, read_precision
+    from autotune.tuning.report import queue_text
 
     cluster = _cluster_there(question["cluster"])
     named = ("seq_len", "global_batch", "dtype", "framework")
@@ -191,7 +192,9 @@ def tune_there(
         told = client.submit(_model_there(question["model"]), cluster, nodes=nodes, workload=workload, **how)
         console = output.error_console()
         joined = "" if told["created"] else " (somebody has asked for the same: you share it)"
-        console.print(f"Tuning {told['tuning']} is {told['state']}{joined}", soft_wrap=True)
+        place = client.tuning(told["tuning"])["place"] if told["state"] == "queued" else None
+        where = f", {queue_text(place)}" if place else ""
+        console.print(f"Tuning {told['tuning']} is {told['state']}{where}{joined}", soft_wrap=True)
         cold = bool(how.get("cold"))
         for line in _cautions(client, cluster if isinstance(cluster, str) else cluster.name, cold=cold):
             console.print(line, soft_wrap=True)

@@ -33,10 +33,14 @@ def history(
         rows = list(answers.tunings(limit=limit))
     output.tell_list(
         "tunings", rows, ("<tuning", "tuning"), ("<created (UTC)", "created_at"), ("<model", "model"),
-        ("<cluster", "cluster"), ("<state", "state"), ("trials", "trials"), ("GPU-s", "gpu_s_spent"),
+        ("<cluster", "cluster"), ("<state", _state), ("trials", "trials"), ("GPU-s", "gpu_s_spent"),
         ("<best plan", "plan"), ("tokens/s/GPU", "tokens_per_s_per_gpu"),
         empty="Nothing was tuned yet: autotune tune", as_json=as_json,
     )  # fmt: skip
+
+
+def _state(row: output.Row) -> str:
+    return f"{row['state']}, number {row['place']}" if row["place"] else str(row["state"])
 
 
 def cancel(
@@ -66,10 +70,11 @@ def print_tuning(data: dict[str, Any], *, rows: int | None = None, again: str = 
     if rows is not None and len(data["trials"]) > rows:
         console.print(f"(+{len(data['trials']) - rows} more: autotune show {data['tuning']})")
     workload, cluster = asked["workload"], asked["cluster"]
+    where = data["stop_reason"] or asked["message"] or _where(data["place"])
     devices = cluster["nodes"] * cluster["gpus_per_node"]
     console.print(
         f"Tuning {data['tuning']} of {asked['model']['name']} on {cluster['name']} is {data['state']}: "
-        f"{data['stop_reason'] or asked['message'] or 'under way'}. {data['gpu_s_spent']:.0f} GPU-seconds spent.\n"
+        f"{where}. {data['gpu_s_spent']:.0f} GPU-seconds spent.\n"
         f"  {devices} devices, {output.workload_text(workload)}; sampler {data['sampler']}; "
         f"asked for {output.moment_text(asked['created_at'])} UTC",
         soft_wrap=True,
@@ -91,6 +96,12 @@ def print_tuning(data: dict[str, Any], *, rows: int | None = None, again: str = 
     if again:
         console.print(f"Measure it again:  {again}", soft_wrap=True)
     console.print(f"Launch arguments:  autotune best --tuning {data['tuning']} --for megatron", soft_wrap=True)
+
+
+def _where(place: int | None) -> str:
+    from autotune.tuning.report import queue_text
+
+    return queue_text(place) if place else "under way"
 
 
 def trial_table(trials: list[dict[str, Any]], rows: int | None = None) -> Table:

@@ -89,7 +89,7 @@ class Geometry:
         return self.nodes > 1
 
 
-@lru_cache(maxsize=65536)
+@lru_cache(maxsize=16384)
 def geometry(gpus_per_node: int, devices: int, size: int, stride: int) -> Geometry:
     """The geometry of groups of `size` ranks, `stride` apart, rank order filling node after node.
 

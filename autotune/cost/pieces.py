@@ -7,10 +7,11 @@ from dataclasses import dataclass
 import numpy as np
 
 from autotune.cost.framework import Framework
+from autotune.cost.memory import layer_tensors
 from autotune.cost.network import Network
 from autotune.cost.parameters import layer_counts
 from autotune.cost.speeds import Speeds
-from autotune.cost.table import NO_RECOMPUTE, OP, FloatColumn, Shapes
+from autotune.cost.table import NO_RECOMPUTE, OP, FloatColumn, Shapes, module_bits
 from autotune.cost.work import (
     CORE_PASSES,
     MATMUL_PASSES,
@@ -25,7 +26,7 @@ from autotune.cost.work import (
     product_flops,
     stored_bytes,
 )
-from autotune.specs import CollectiveOp, DType, ModelSpec, Workload
+from autotune.specs import CollectiveOp, DType, ModelSpec, Module, Workload
 
 CP_OVERLAP = 0.5
 """Assumption: at most this share of the ring exchange hides under the attention core."""
@@ -88,6 +89,9 @@ class PieceModel:
     ) -> None:
         self._model, self._workload, self._shapes = model, workload, shapes
         self._speeds, self._framework, self._network = speeds, framework, network
+        # Of selective recomputation without the attention core the rest is no pass of its own (`_made_again`).
+        others = (shapes.recompute_modules != 0) & (shapes.recompute_modules & module_bits((Module.CORE_ATTN,)) == 0)
+        self._recompute = np.where(others, NO_RECOMPUTE, shapes.recompute)
         one = np.ones(len(shapes))
         self._all_reduce = network.columns(CollectiveOp.ALL_REDUCE, shapes.tp, one)
         gather = network.columns(CollectiveOp.ALL_GATHER, shapes.tp, one)
@@ -108,7 +112,7 @@ class PieceModel:
     def layer(self, *, moe: bool) -> Piece:
         """One layer."""
         work, shapes, speeds = layer_work(self._model, self._workload, moe=moe), self._shapes, self._speeds
-        passes, tokens = MATMUL_PASSES[shapes.recompute], shapes.tokens
+        passes, tokens = MATMUL_PASSES[self._recompute], shapes.tokens
         routed = [item for item in layer_products(self._model, moe=moe) if item.routed]
         others = [item for item in layer_products(self._model, moe=moe) if not item.routed]
         weights = work.sharded_weight_bytes / shapes.tp + work.whole_weight_bytes
@@ -121,16 +125,46 @@ class PieceModel:
         cast = tokens / shapes.tp * (work.cast_bytes * (passes - 2.0) + work.cast_backward_bytes)
         memory = (passes * moved + cast + self._accumulation(weights + experts)) * speeds.s_per_byte
         compute = matmul + core + memory + passes * work.kernels * speeds.gap_s
-        pairs = PAIRS[shapes.recompute]
-        tp = pairs * self._tp_collective()
+        mlp = self._recomputed(Module.MOE if moe else Module.MLP)
+        compute = compute + self._made_again(mlp, moe=moe)
+        pairs = PAIRS[self._recompute]
+        tp = (pairs + mlp) * self._tp_collective()
         ep = np.zeros(len(shapes))
         if moe:
             tp = tp * self._gathered_by_experts()
-            exchange = pairs * self._expert_exchange()
+            exchange = (pairs + 2.0 * mlp) * self._expert_exchange()
             hidden = np.minimum((1.0 - self._framework.ep_exposed) * exchange, compute)
             ep = exchange - hidden
         host = passes * work.kernels * speeds.launch_s + self._collectives_host(pairs)
         return self._piece(compute, tp, self._ring_exposed(core), ep, host)
+
+    def _recomputed(self, module: Module) -> FloatColumn:
+        """1 where a module is recomputed, by shape."""
+        again: FloatColumn = (self._shapes.recompute_modules & module_bits((module,)) != 0).astype(np.float64)
+        return again
+
+    def _made_again(self, mlp: FloatColumn, *, moe: bool) -> FloatColumn:
+        """Seconds of what recomputed modules make again: the products of the MLP or of the experts, forward; of the
+        others, which are bound by memory, what they write and read."""
+        shapes, speeds = self._shapes, self._speeds
+        if not shapes.recompute_modules.any():
+            return np.zeros(len(shapes))
+        attention = len(layer_products(self._model.model_copy(update={"ffn": 0, "shared_experts": 0}), moe=False))
+        products = layer_products(self._model, moe=moe)[attention:]
+        seconds = np.zeros(len(shapes))
+        for item in products:
+            tokens, tp = shapes.tokens, shapes.tp
+            if item.routed:
+                tokens, tp = tokens * shapes.expert_tp / tp, shapes.expert_tp
+            flops = product_flops(self._model, [item], tokens, tp, shapes.ep, speeds.gemm)
+            seconds = seconds + flops.forward * speeds.s_per_flop
+        tensors = layer_tensors(self._model, self._workload, self._framework, moe=moe, flash=speeds.fused)
+        written = np.zeros(len(shapes))
+        for module, size in tensors.modules.items():
+            if module is not Module.CORE_ATTN:
+                each = shapes.tokens * (size.sharded / shapes.tp + size.whole / shapes.spread)
+                written = written + self._recomputed(module) * each
+        return mlp * seconds + 2.0 * written * speeds.s_per_byte
 
     def embedding(self) -> Piece:
         """The embedding."""
@@ -162,7 +196,7 @@ class PieceModel:
         """Seconds of the products of a layer, forward and backward: those of their FLOPs, or of reading the weights
         where that takes longer. A fit was made of their sum (`work.reading_work`)."""
         shapes, speeds = self._shapes, self._speeds
-        passes = MATMUL_PASSES[shapes.recompute]
+        passes = MATMUL_PASSES[self._recompute]
         tokens, tp = shapes.tokens, shapes.tp
         if products and products[0].routed:  # the ranks of an expert compute what tp ranks sent to etp of them
             tokens, tp = tokens * shapes.expert_tp / tp, shapes.expert_tp
@@ -176,8 +210,8 @@ class PieceModel:
         shapes, speeds = self._shapes, self._speeds
         flops = shapes.tokens * flops_per_token / shapes.tp * speeds.s_per_flop_16
         if speeds.fused:
-            return CORE_PASSES[shapes.recompute] * flops * speeds.core
-        again = np.where((shapes.recompute == NO_RECOMPUTE) | (shapes.recompute == OP), 1.0, 4.0 / 3.0)
+            return CORE_PASSES[self._recompute] * flops * speeds.core
+        again = np.where((self._recompute == NO_RECOMPUTE) | (self._recompute == OP), 1.0, 4.0 / 3.0)
         scores = shapes.tokens * (self._workload.seq_len * self._model.heads) / shapes.tp
         size = stored_bytes(self._workload.dtype)
         core: FloatColumn = again * (3.0 * 2.0 * flops + 2.0 * SCORE_PASSES * size * scores * speeds.s_per_byte)
@@ -224,7 +258,7 @@ class PieceModel:
             width = self._model.heads * (latent.qk_nope_head_dim + latent.qk_rope_head_dim + latent.v_head_dim)
         block = shapes.tokens * (stored_bytes(self._workload.dtype) * width) / shapes.tp
         once = (shapes.cp - 1.0) * (self._ring[0] + block * self._ring[1])
-        total = RINGS[shapes.recompute] * once
+        total = RINGS[self._recompute] * once
         return total - np.minimum(CP_OVERLAP * total, core_s)
 
     def _gathered_by_experts(self) -> FloatColumn:

@@ -61,7 +61,7 @@ class Stage:
         )
 
 
-@lru_cache(maxsize=65536)
+@lru_cache(maxsize=256)  # each may hold hundreds of stages; what is asked for often is in `worst_stages`
 def stages(
     dense: int, moe: int, pp: int, vpp: int, head_layers: float = 0.0, moe_every: int = 1, ends: bool = False
 ) -> tuple[Stage, ...]:
@@ -91,7 +91,7 @@ def stages(
     return tuple(found)
 
 
-@lru_cache(maxsize=65536)
+@lru_cache(maxsize=16384)
 def worst_stages(
     dense: int, moe: int, pp: int, vpp: int, head_layers: float = 0.0, moe_every: int = 1, ends: bool = False
 ) -> tuple[tuple[Stage, ...], tuple[Stage, ...]]:

@@ -16,6 +16,7 @@ import psutil
 from autotune.errors import InputError, MissingMeasurementError, NothingFitsError
 from autotune.fleet.eligibility import common_environment, gang_fingerprint, obstacle, too_few
 from autotune.fleet.finishing import MAX_JOBS
+from autotune.fleet.scheduling import FAIRNESS_WINDOW
 from autotune.ports.fleet import FleetStore
 from autotune.specs import (
     Job,
@@ -68,9 +69,9 @@ class Campaign:
         self._claim_s = claim_s
         self._planner: Planner | None = None
 
-    def close(self) -> None:
-        """Lets go of the tuning."""
-        self._store.release_tuning(self._tuning_id, self._owner)
+    def close(self, *, failed: bool = False) -> None:
+        """Lets go of the tuning; says whether its last step failed."""
+        self._store.release_tuning(self._tuning_id, self._owner, failed=failed)
 
     def advance(self) -> bool:
         """Takes steps until there is nothing to do but wait; says whether jobs were dispatched.
@@ -166,11 +167,19 @@ class Campaign:
             cluster=tuning.cluster,
             request=request,
             tuning_id=tuning.id,
-            principal=tuning.principal,
+            principal=self._whose(tuning),
             environment_key=pool.environment_key,
             deadline_s=deadline_s,
             created_at=self._store.now(),
         )
+
+    def _whose(self, tuning: Tuning) -> str:
+        """Whose turn at the nodes a job takes: of those who want the tuning, the one who used least of late."""
+        askers = self._store.askers(tuning.id)
+        if len(askers) < 2:
+            return next(iter(askers), tuning.principal)
+        used = self._store.gpu_s_by_principal(self._store.now() - FAIRNESS_WINDOW)
+        return min(askers, key=lambda who: (used.get(who, 0.0), who))
 
     def _dispatch(self, job: Job, trial: Trial | None = None) -> None:
         self._store.create_job(job, trial=trial, expected_owner=self._owner)

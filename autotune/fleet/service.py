@@ -6,13 +6,14 @@ import hashlib
 import json
 import logging
 import time
+import traceback
 import uuid
 from collections import OrderedDict
 from collections.abc import Sequence
-from contextlib import suppress
 from dataclasses import dataclass
+from pathlib import PurePath
 
-from autotune.errors import InputError, StoreConflictError
+from autotune.errors import InputError, StoreConflictError, StoreError
 from autotune.fleet.advance import Campaign, process_owner
 from autotune.fleet.eligibility import obstacle, why_waiting
 from autotune.fleet.finishing import Merge, finish
@@ -20,7 +21,7 @@ from autotune.fleet.scheduling import schedule
 from autotune.fleet.sweeping import sweep
 from autotune.ports.fleet import FleetStore, Queue, Submission
 from autotune.search.ranking import Best, best_of
-from autotune.settings import FleetTimes
+from autotune.settings import MAX_LIVE, FleetTimes
 from autotune.specs import (
     Budget,
     ClusterSpec,
@@ -37,12 +38,14 @@ from autotune.specs import (
     TuningState,
     Workload,
 )
+from autotune.tuning.report import queue_text
 from autotune.tuning.request import check_request, tuning_of
 
 log = logging.getLogger("autotune.fleet")
-MAX_CONFLICTS = 20
-MAX_CHECKED = 10_000
+MAX_CHECKED, MAX_POOLS = 10_000, 256
 POOL_TRUST_S = 5.0
+MAX_SAME_FAULTS = 3
+"""A tuning whose next step fails so often in a row, each time in the same way, would fail so for ever."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,10 +65,18 @@ class FleetService:
         queue: carries ids to workers.
         merge: what the reports of a job's members amount to.
         times: how soon it notices that something is gone.
+        max_live: how many tunings of one principal and one pool are under way at most; the others stay queued.
     """
 
-    def __init__(self, store: FleetStore, queue: Queue, merge: Merge, times: FleetTimes = FleetTimes()) -> None:
-        self._store, self._queue, self._merge, self._times = store, queue, merge, times
+    def __init__(
+        self,
+        store: FleetStore,
+        queue: Queue,
+        merge: Merge,
+        times: FleetTimes = FleetTimes(),
+        max_live: int = MAX_LIVE,
+    ) -> None:
+        self._store, self._queue, self._merge, self._times, self._max_live = store, queue, merge, times, max_live
         self._checked: OrderedDict[tuple[str, ...], None] = OrderedDict()
         self._pools: dict[str, tuple[float, ClusterSpec, int]] = {}
 
@@ -109,12 +120,12 @@ class FleetService:
         if isinstance(answer, StoreConflictError):
             raise answer
         if answer[1]:
-            self.begin(tuning.id)
+            self.begin()
         return answer
 
-    def begin(self, *tuning_ids: str) -> bool:
-        """Tells the tuners of new tunings. If the broker does not take that (False), a sweep will send them."""
-        return self._queue.advance(*tuning_ids)
+    def begin(self) -> bool:
+        """Tells the tuners that requests wait. If the broker does not take that (False), a sweep will find them."""
+        return self._queue.advance()
 
     def cancel(self, tuning_id: str, principal: str, *, also: str | None = None, force: bool = False) -> Tuning:
         """Takes back a principal's request. When nobody asks for it any more (or by `force`) it is cancelled: its
@@ -144,10 +155,9 @@ class FleetService:
             self._store.withdraw(tuning.id, also)
         if not self._store.withdraw(tuning.id, principal) and not force:
             return tuning
-        tuning = self._end(tuning, f"cancelled by {principal}")
-        self._store.cancel_jobs(tuning.id)  # again too, if who cancelled it first died before this line
-        self.schedule(tuning.pool)
-        return tuning
+        self._end(tuning.id, TuningState.CANCELLED, f"cancelled by {principal}")
+        self.begin()
+        return self._store.tuning(tuning.id)
 
     def _require_asker(self, tuning: Tuning, principal: str, also: str | None) -> None:
         askers = self._store.askers(tuning.id)
@@ -157,17 +167,10 @@ class FleetService:
                 "an admin can cancel it by force"
             )
 
-    def _end(self, tuning: Tuning, reason: str) -> Tuning:
-        """Makes a tuning CANCELLED even while somebody advances it, whose claim is then gone."""
-        for _ in range(MAX_CONFLICTS):
-            if tuning.state.ended:
-                return tuning
-            changes = {"state": TuningState.CANCELLED, "owner": "", "stop_reason": reason, "message": ""}
-            ended = tuning.model_copy(update={**changes, "updated_at": self._store.now()})
-            with suppress(StoreConflictError):  # a tuner has claimed or released it since
-                self._store.save_tuning(ended, expected_owner=tuning.owner)
-            tuning = self._store.tuning(tuning.id)
-        raise StoreConflictError(f"tuning {tuning.id!r} is being claimed all the time")
+    def _end(self, tuning_id: str, state: TuningState, reason: str) -> None:
+        pool = self._store.end_tuning(tuning_id, state, reason)
+        self._store.cancel_jobs(tuning_id)  # again too, if who ended it first died before this line
+        self.schedule(pool)
 
     def _require_pool(self, cluster: ClusterSpec) -> None:
         pool, nodes = self._pool(cluster.name)
@@ -189,27 +192,65 @@ class FleetService:
         known = self._pools.get(name)
         if known is None or time.monotonic() > known[0]:
             pool, nodes = self._store.cluster(name), len(self._store.nodes(name))
+            if len(self._pools) >= MAX_POOLS:
+                self._pools.clear()
             known = self._pools[name] = (time.monotonic() + POOL_TRUST_S, pool, nodes)
         return known[1], known[2]
 
     # -- what moves them on -------------------------------------------------------------------------------
 
+    def admit(self) -> None:
+        """Begins requests whose turn it is: of each principal and pool the oldest, up to `max_live` at a time."""
+        for tuning_id in self._store.admit_tunings(self._max_live):
+            self._queue.advance(tuning_id)
+
     def advance(self, tuning_id: str) -> None:
-        """Takes the next steps of a tuning, unless somebody else is at it."""
+        """Takes the next steps of a tuning, unless somebody else is at it or there is nothing to be done.
+
+        Where it is another principal's turn, that one's tuning is advanced, and this one is sent again.
+        """
+        turn = self._store.next_turn(tuning_id)
+        if turn is None:
+            return
+        try:
+            self._advance(turn)
+        finally:
+            if turn != tuning_id:
+                self._queue.advance(tuning_id)
+
+    def _advance(self, tuning_id: str) -> None:
         seen = self._live_jobs(tuning_id)
         owner = f"{uuid.uuid4().hex[:8]}@{process_owner()}"
         campaign = Campaign(self._store, tuning_id, owner, claim_s=self._times.claim_s)
-        dispatched = False
+        dispatched, fault = False, ""
         try:
             dispatched = campaign.advance()
         except StoreConflictError as error:
             log.info("tuning %s: %s", tuning_id, error)
+        except (StoreError, OSError):  # it is not the tuning's: what is away now comes back
+            raise
+        except Exception as error:
+            fault = _fault_of(error)
+            self._note(tuning_id, fault, error)
+            raise
         finally:
-            campaign.close()
+            campaign.close(failed=bool(fault))
+        tuning = self._store.tuning(tuning_id)
         if dispatched:
-            self.schedule(self._store.tuning(tuning_id).pool)
-        if seen - self._live_jobs(tuning_id):
+            self.schedule(tuning.pool)
+        if tuning.state.ended:
+            self.admit()
+        elif seen - self._live_jobs(tuning_id):
             self._queue.advance(tuning_id)  # a job ended meanwhile, and whoever was told found the tuning claimed
+
+    def _note(self, tuning_id: str, fault: str, error: Exception) -> None:
+        """Counts a failed step; ends a tuning of which it would be the same each time."""
+        if self._store.note_fault(tuning_id, fault) < MAX_SAME_FAULTS:
+            return
+        reason = f"its next step failed {MAX_SAME_FAULTS} times in the same way ({fault}): {error}"
+        log.error("tuning %s fails: %s", tuning_id, reason)
+        self._end(tuning_id, TuningState.FAILED, reason)
+        self.admit()
 
     def schedule(self, pool: str) -> Sequence[Job]:
         """Grants what can run in a pool now."""
@@ -220,8 +261,9 @@ class FleetService:
         return finish(self._store, self._queue, job, self._merge(job))
 
     def sweep(self) -> None:
-        """Sends again what is due, and ends what was left."""
+        """Sends again what is due, ends what was left, and begins what waits."""
         sweep(self._store, self._queue, self._merge, self._times)
+        self.admit()
 
     # -- answers ------------------------------------------------------------------------------------------
 
@@ -232,6 +274,9 @@ class FleetService:
     def why_waiting(self, tuning_id: str) -> str:
         """What a tuning waits for just now, in words: nodes for its oldest queued job; empty if it does not wait."""
         tuning = self._store.tuning(tuning_id)
+        place = self._store.queue_places([tuning.id]).get(tuning.id)
+        if place is not None:
+            return queue_text(place)
         queued = self._store.jobs(tuning_id=tuning.id, states={JobState.QUEUED}, limit=1)
         if not queued:
             return tuning.message
@@ -284,6 +329,12 @@ class FleetService:
     def _live_jobs(self, tuning_id: str) -> set[str]:
         live = {JobState.QUEUED, JobState.GRANTED, JobState.REPORTED}
         return {job.id for job in self._store.jobs(tuning_id=tuning_id, states=live)}
+
+
+def _fault_of(error: Exception) -> str:
+    """The kind of an error and the line that raised it: the same again is the same fault, whatever its words."""
+    last = traceback.extract_tb(error.__traceback__)[-1]
+    return f"{type(error).__name__} in {PurePath(last.filename).name}:{last.lineno}"
 
 
 def require_no_pool(store: FleetStore, cluster: ClusterSpec) -> None:

@@ -204,14 +204,14 @@ def run_of(log: TrainingLog, stated: Stated) -> ImportedRun:
             has = f"a {cluster.device.name} has {cluster.device.memory_bytes / GIB:.1f} GiB"
             raise InputError(f"{file.name}, peak memory", f"{peak / GIB:.1f} GiB", has)
     reserved, allocated = (round(peak) if peak else None for peak in (log.reserved_bytes, log.allocated_bytes))
-    broken = file.out_of_memory()
     common = {
         "framework": log.framework, "model": model, "cluster": cluster, "workload": workload, "plan": plan,
         "peak_reserved_bytes": reserved, "peak_allocated_bytes": allocated,
     }  # fmt: skip
-    if broken is not None:
-        failure = Failure(kind=FailureKind.OOM, message=file.lines[broken - 1].strip()[:300])
-        return ImportedRun.model_validate({**common, "where": file.where(broken), "failure": failure})
+    if file.out_of_memory is not None:
+        line, told = file.out_of_memory
+        failure = Failure(kind=FailureKind.OOM, message=told[:300])
+        return ImportedRun.model_validate({**common, "where": file.where(line), "failure": failure})
     return ImportedRun.model_validate({**common, **_speed(log, model, workload, cluster)})
 
 

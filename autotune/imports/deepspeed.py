@@ -31,11 +31,11 @@ _OFFLOAD = re.compile(r"\b(offload_optimizer|offload_param|cpu_offload)\b.{0,60}
 def read(file: LogFile) -> TrainingLog:
     """What the log states. Raises InputError for a value that cannot be."""
     log = TrainingLog(file=file, framework="megatron-deepspeed")
-    samples: list[LoggedStep] = []
+    pipeline = TrainingLog(file=file, framework=log.framework)
     for line, text in file:
         if match := _STEP.search(text):
             per_s = file.positive(line, "CurrSamplesPerSec", match[2])
-            samples.append(LoggedStep(line=line, number=file.step(line, match[1]), samples_per_s=per_s))
+            log.step(LoggedStep(line=line, number=file.step(line, match[1]), samples_per_s=per_s))
             peak = _PEAK.search(text)
             if peak and float(peak[1]) != 0.0:  # 0.0 GB stands for what the device did not count
                 log.allocate(file.positive(line, "MaxMemAllocated", peak[1]) * GIB)
@@ -44,11 +44,11 @@ def read(file: LogFile) -> TrainingLog:
             raise file.bad(line, "SamplesPerSec", text.partition("SamplesPerSec=")[2].partition(",")[0], allowed)
         elif match := _PIPELINE.search(text):
             time_s = file.positive(line, "iter time (s)", match[2])
-            log.steps.append(LoggedStep(line=line, number=file.step(line, match[1]), time_s=time_s))
+            pipeline.step(LoggedStep(line=line, number=file.step(line, match[1]), time_s=time_s))
         elif match := _CONFIG.search(text):
             _require_sayable(log, line, text)
             _config(log, line, match[1], match[2])
-    log.steps = log.steps or samples
+    log.steps = pipeline.steps or log.steps
     return log
 
 

@@ -145,7 +145,7 @@ def rank_with_history(
             )
         )
     if not plans:
-        nearest_misses(model, cluster, workload, table, profile=profile)
+        nearest_misses(model, cluster, workload, [table], profile=profile)
     return ExpectedRanking(
         legal=search.legal,
         same=len(same),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 from pathlib import Path
 
+from autotune.backtest.csv_rows import short_lines
 from autotune.backtest.groups import network_readings
 from autotune.backtest.runs import Clusters, Run, RunStatus, read_runs
 from autotune.cost.framework import framework_of
@@ -44,18 +45,20 @@ def read(
 
 def _require_whole(path: Path) -> None:
     """Refuses a file whose last row has no end and fewer cells than the others: half of it is missing."""
+    header, last, number = "", "", 0
     try:
-        text = path.read_bytes().decode("utf-8-sig", errors="replace")
+        with path.open(encoding="utf-8-sig", errors="replace", newline="") as file:
+            for line in short_lines(path, file):
+                header, last, number = header or line, line, number + 1
     except OSError as error:
         reason = error.strerror or type(error).__name__
         raise InputError("file", str(path), f"a readable file is needed ({reason})") from None
-    lines = text.splitlines()
-    if len(lines) < 2 or text.endswith(("\n", "\r")):
+    if number < 2 or last.endswith(("\n", "\r")):
         return
-    header, last = next(csv.reader(lines[:1])), next(csv.reader(lines[-1:]), [])
-    if len(last) < len(header):
-        allowed = f"the last row is cut off ({len(last)} of {len(header)} cells); nothing of this file is imported"
-        raise InputError(f"{path}, row {len(lines)}", lines[-1], allowed)
+    wanted, found = next(csv.reader([header])), next(csv.reader([last]), [])
+    if len(found) < len(wanted):
+        allowed = f"the last row is cut off ({len(found)} of {len(wanted)} cells); nothing of this file is imported"
+        raise InputError(f"{path}, row {number}", last, allowed)
 
 
 def _imported(run: Run, model: ModelSpec | None) -> ImportedRun:

@@ -5,13 +5,13 @@ from __future__ import annotations
 from typing import Any
 
 from autotune.errors import InputError, StoreConflictError
-from autotune.imports.reading import Imported, beginnings
+from autotune.imports.reading import FileContent, Imported, beginnings
 from autotune.ports.store import Store
 from autotune.specs.imported import ImportBatch, ImportedRun
 
 
 def keep(
-    store: Store | None, batch: ImportBatch, content: bytes, read: Imported, *, dry_run: bool, named: bool
+    store: Store | None, batch: ImportBatch, content: FileContent, read: Imported, *, dry_run: bool, named: bool
 ) -> dict[str, Any]:
     """Stores one file, unless its content is there already; tells what was done with it.
 

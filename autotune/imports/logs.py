@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
+from itertools import islice
 
 from autotune.errors import InputError
 
@@ -45,33 +46,85 @@ _OUT_OF_MEMORY = re.compile(
 Value = int | float | str | bool
 
 
-@dataclass(frozen=True, slots=True)
+MAX_LINE_BYTES = 16 << 20
+MAX_STEPS = 1_000_000
+MAX_NOTES = 1000
+_MAX_HOSTS = 100_000
+Content = Callable[[], Iterable[bytes]]
+"""A file's lines with their ends, from the first, and always the same ones; one that is too long may come in pieces."""
+
+
 class LogFile:
-    """A text file under its name. Lines count from 1 and come without colours and rank labels.
+    """A text file under its name, read line by line each time, so that it may be larger than the memory.
+
+    Lines count from 1 and come without colours and rank labels; the last one only if it has an end.
 
     Args:
         name: as the user gave it.
-        lines: the complete lines.
-        cut: the number of the last line if it has no line end: half of it may be missing.
+        content: of the file.
+
+    Attributes:
+        name: of the file.
+        cut: the number of the last line if it has no line end: half of it may be missing. Else None.
+        out_of_memory: number and text of the first line that tells that a device's memory ran out, or None.
+
+    Raises:
+        InputError: an empty file, one that is no text, or one with a line that is too long.
     """
 
-    name: str
-    lines: tuple[str, ...]
-    cut: int | None = None
+    def __init__(self, name: str, content: Content) -> None:
+        self.name, self._content = name, content
+        self.cut: int | None = None
+        self.out_of_memory: tuple[int, str] | None = None
+        self._hosts = False
+        self._survey()
 
-    @classmethod
-    def of(cls, name: str, text: str) -> LogFile:
-        """Splits a text. Raises InputError for an empty one, or one that is no text."""
-        if not text.strip():
-            raise InputError(name, "", "a log with at least one complete line is needed")
-        if "\0" in text:
-            raise InputError(name, "NUL", "a text file is needed")
-        lines = text.replace("\r\n", "\n").split("\n")
-        cut = len(lines) if lines[-1].strip() else None
-        return cls(name, _without_hosts([_unlabelled(_COLOUR.sub("", line)) for line in lines[:-1]]), cut)
+    def _survey(self) -> None:
+        """What has to be known of the whole file before its lines are read."""
+        empty, written, labelled, hosts = True, 0, 0, set[str]()
+        for number, (raw, ended) in enumerate(self._raw(), start=1):
+            blank = not raw.strip()
+            empty = empty and blank
+            if "\0" in raw:
+                raise InputError(self.name, "NUL", "a text file is needed")
+            if not ended:
+                self.cut = None if blank else number
+                break
+            line = _unlabelled(raw)
+            written += not blank
+            if not blank and (match := _HOST.match(line)):
+                labelled += 1
+                if len(hosts) < _MAX_HOSTS:
+                    hosts.add(match[1])
+            if self.out_of_memory is None and _tells_of_memory(line) and _OUT_OF_MEMORY.search(line):
+                self.out_of_memory = number, line.strip()
+        if empty:
+            raise InputError(self.name, "", "a log with at least one complete line is needed")
+        self._hosts = labelled >= max(LABELLED * written, 2) and len(hosts) <= labelled / 2
+
+    def _raw(self) -> Iterator[tuple[str, bool]]:
+        """Each line without its end, and whether it has one."""
+        for number, line in enumerate(self._content(), start=1):
+            if len(line) > MAX_LINE_BYTES:
+                raise self.bad(number, "length", "more", f"at most {MAX_LINE_BYTES >> 20} MiB a line")
+            ended = line.endswith(b"\n")
+            yield line.removesuffix(b"\n").removesuffix(b"\r").decode("utf-8", errors="replace"), ended
 
     def __iter__(self) -> Iterator[tuple[int, str]]:
-        return enumerate(self.lines, start=1)
+        for number, (raw, ended) in enumerate(self._raw(), start=1):
+            if ended:
+                line = _unlabelled(raw)
+                yield number, _unlabelled(_HOST.sub("", line)) if self._hosts else line
+
+    def rest(self, line: int, most: int) -> str:
+        """The text from a line on, at least `most` characters if there are so many."""
+        found, size = [], 0
+        for _, text in islice(self, line - 1, None):
+            found.append(text)
+            size += len(text) + 1
+            if size > most:
+                break
+        return "\n".join(found)
 
     def where(self, line: int) -> str:
         """A place in the file, for people."""
@@ -104,27 +157,23 @@ class LogFile:
             raise self.bad(line, "step", text, f"must be a number of at most {MAX_DIGITS} digits")
         return int(text)
 
-    def out_of_memory(self) -> int | None:
-        """The first line that tells that a device's memory ran out; None if there is none."""
-        return next((number for number, text in self if _OUT_OF_MEMORY.search(text)), None)
+
+def _tells_of_memory(line: str) -> bool:
+    """Whether a line has a word that each way to say it has: found much sooner than any of those."""
+    lowered = line.lower()
+    return "memory" in lowered or "alloc_failed" in lowered
 
 
 def _unlabelled(line: str) -> str:
-    """The line without the labels before it; two launchers in a row put two."""
+    """The line without colours and the labels before it; two launchers in a row put two."""
+    if "\x1b" in line:
+        line = _COLOUR.sub("", line)
     for _ in range(3):
         rest = _LABEL.sub("", line)
         if rest == line:
             break
         line = rest
     return line
-
-
-def _without_hosts(lines: list[str]) -> tuple[str, ...]:
-    found = [match[1] for line in lines if line.strip() and (match := _HOST.match(line))]
-    written = sum(1 for line in lines if line.strip())
-    if len(found) < max(LABELLED * written, 2) or len(set(found)) > len(found) / 2:
-        return tuple(lines)
-    return tuple(_unlabelled(_HOST.sub("", line)) for line in lines)
 
 
 @dataclass(frozen=True, slots=True)
@@ -177,6 +226,19 @@ class TrainingLog:
         elif known.value != value and not implied:
             allowed = f"line {known.line} has {known.value!r}: a log of one run is needed"
             raise self.file.bad(line, name, value, allowed)
+
+    def note(self, text: str) -> None:
+        """Notes what was left out, of very much only the first."""
+        if len(self.notes) == MAX_NOTES:
+            self.notes.append("and more of the kind")
+        if len(self.notes) < MAX_NOTES:
+            self.notes.append(text)
+
+    def step(self, step: LoggedStep) -> None:
+        """Notes a timed step. Raises InputError for more than a run has."""
+        if len(self.steps) == MAX_STEPS:
+            raise self.file.bad(step.line, "step", step.number, f"at most {MAX_STEPS:,} timed steps a log")
+        self.steps.append(step)
 
     def reserve(self, count_bytes: float) -> None:
         """Notes a printed peak of reserved memory."""

@@ -84,10 +84,10 @@ def read(file: LogFile) -> TrainingLog:
         if match := _ITERATION.search(text):
             number, time = file.step(line, match[1]), _TIME.search(text)
             if time is None:
-                log.notes.append(f"line {line}: an iteration without its time, left out")
+                log.note(f"line {line}: an iteration without its time, left out")
                 continue
             time_ms = file.positive(line, "elapsed time per iteration (ms)", time[1])
-            log.steps.append(LoggedStep(line=line, number=number, time_s=time_ms / 1e3))
+            log.step(LoggedStep(line=line, number=number, time_s=time_ms / 1e3))
             if batch := _BATCH.search(text):
                 log.state("global_batch", file.count(line, "global batch size", batch[1]), line)
         elif match := _ARGUMENT.match(text):
@@ -127,13 +127,13 @@ def _require_sayable(log: TrainingLog, arguments: Arguments) -> None:
     for name, what in _NOTED.items():
         line, text = arguments.get(name, (0, ""))
         if text not in _OFF:
-            log.notes.append(f"line {line}: {name} ({what}), which a plan does not say")
+            log.note(f"line {line}: {name} ({what}), which a plan does not say")
     line, text = arguments.get("cp_comm_type", (0, "None"))
     if "a2a" in text and arguments.get("context_parallel_size", (0, "1"))[1] != "1":
         raise log.file.bad(line, "cp_comm_type", text, "not understood: Ulysses' exchange is no part of a plan")
     line, text = arguments.get("expert_tensor_parallel_size", (0, "None"))
     if text not in {"None", arguments.get("tensor_model_parallel_size", (0, "1"))[1]}:
-        log.notes.append(f"line {line}: expert_tensor_parallel_size {text}, which a plan does not say")
+        log.note(f"line {line}: expert_tensor_parallel_size {text}, which a plan does not say")
 
 
 def _ends_are_counted(log: TrainingLog, arguments: Arguments) -> bool:

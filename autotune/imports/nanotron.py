@@ -34,11 +34,11 @@ def read(file: LogFile) -> TrainingLog:
         if match := _ITERATION.search(text):
             time, batch = _TIME.search(text), _BATCH.search(text)
             if time is None:
-                log.notes.append(f"line {line}: an iteration without its time, left out")
+                log.note(f"line {line}: an iteration without its time, left out")
                 continue
             time_s = _figure(file, line, "elapsed_time_per_iteration_ms", time[1]) / 1e3
             count = _figure(file, line, "iteration", match[1])
-            log.steps.append(LoggedStep(line=line, number=round(count), time_s=time_s))
+            log.step(LoggedStep(line=line, number=round(count), time_s=time_s))
             if batch is not None and "K" not in batch[1]:  # 1.02K may be 1,020 or 1,024
                 log.state("global_batch", file.count(line, "global_batch_size", batch[1]), line)
         elif match := _MEMORY.search(text):

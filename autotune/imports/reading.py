@@ -3,19 +3,23 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import datetime
 from enum import StrEnum
+from io import BytesIO
 from pathlib import Path
 
 from autotune.backtest.runs import Clusters
 from autotune.errors import InputError
 from autotune.imports import deepspeed, history, megatron, nanotron, nccl, torchtitan
 from autotune.imports.assembly import Stated, run_of
-from autotune.imports.logs import LogFile, TrainingLog
+from autotune.imports.logs import MAX_LINE_BYTES, Content, LogFile, TrainingLog
 from autotune.specs import ModelSpec
 from autotune.specs.imported import OWN_SOURCES, ImportBatch, ImportedReading, ImportedRun
+
+_PIECE_BYTES = 1 << 20
 
 
 class Format(StrEnum):
@@ -46,19 +50,20 @@ _READERS: dict[Format, Callable[[LogFile], TrainingLog]] = {
 }
 
 
-def read_log(format: Format, name: str, text: str, stated: Stated) -> Imported:
+def read_log(format: Format, name: str, content: Content | str, stated: Stated) -> Imported:
     """A log of nccl-tests or of a training framework. A last line without its end is left out, and said to be.
 
     Args:
         format: any but csv.
         name: the file, for complaints.
-        text: its content.
+        content: opens it, or its text.
         stated: what the user says of it.
 
     Raises:
         InputError: names the file, the line, the value and what is allowed; then nothing of it can be imported.
     """
-    file = LogFile.of(name, text)
+    text = content
+    file = LogFile(name, (lambda: BytesIO(text.encode())) if isinstance(text, str) else text)
     if format is Format.NCCL_TESTS:
         readings, notes = nccl.read(file, stated.cluster)
         return Imported(readings=readings, notes=[f"{name}: {note}" for note in notes])
@@ -78,34 +83,69 @@ def read_table(path: Path, clusters: Clusters, *, model: ModelSpec | None = None
 # A file's identity: the digest of its content, and whether an earlier import is its beginning.
 
 
-def read_content(path: Path) -> bytes:
-    """The bytes of a file. Raises InputError if it cannot be read."""
+@dataclass(frozen=True, slots=True)
+class FileContent:
+    """A file as it is now, read piece by piece: what is written to its end meanwhile is no part of it.
+
+    Raises:
+        InputError: it cannot be read.
+    """
+
+    path: Path
+    size_bytes: int
+
+    @classmethod
+    def of(cls, path: Path) -> FileContent:
+        """The content of that file."""
+        with _readable(path):
+            return cls(path, path.stat().st_size)
+
+    def __call__(self) -> Iterator[bytes]:
+        """Its lines."""
+        left = self.size_bytes
+        with _readable(self.path), self.path.open("rb") as file:
+            while line := file.readline(min(left, MAX_LINE_BYTES + 1)):
+                left -= len(line)
+                yield line
+
+    def digests(self, sizes: Iterable[int]) -> dict[int, str]:
+        """SHA-256, in hexadecimal digits, of its first so many bytes, by that number."""
+        digest, found, done = hashlib.sha256(), {}, 0
+        with _readable(self.path), self.path.open("rb") as file:
+            for size in sorted(set(sizes)):
+                while done < size and (piece := file.read(min(size - done, _PIECE_BYTES))):
+                    digest.update(piece)
+                    done += len(piece)
+                found[size] = digest.hexdigest()
+        return found
+
+
+@contextmanager
+def _readable(path: Path) -> Iterator[None]:
     try:
-        return path.read_bytes()
+        yield
     except OSError as error:
         reason = error.strerror or type(error).__name__
         raise InputError("file", str(path), f"a readable file is needed ({reason})") from None
 
 
-def batch_of(path: Path, content: bytes, source: str, format: Format, now: datetime) -> ImportBatch:
+def batch_of(content: FileContent, source: str, format: Format, now: datetime) -> ImportBatch:
     """The file as it would be stored. Raises InputError for a source name that is taken or cannot be one."""
     if source in OWN_SOURCES:
         raise InputError("--source", source, "this name is our own measurements'; give another one")
     data = {
         "source": source,
-        "file_name": path.name,
+        "file_name": content.path.name,
         "format": format.value,
-        "sha256": hashlib.sha256(content).hexdigest(),
-        "size_bytes": len(content),
+        "sha256": content.digests([content.size_bytes])[content.size_bytes],
+        "size_bytes": content.size_bytes,
         "imported_at": now.isoformat(),
     }
     return ImportBatch.from_data(data, "import")
 
 
-def beginnings(content: bytes, known: Iterable[ImportBatch]) -> list[ImportBatch]:
+def beginnings(content: FileContent, known: Iterable[ImportBatch]) -> list[ImportBatch]:
     """The imports whose content is the beginning of this one: the same log, when it was shorter."""
-    return [
-        batch
-        for batch in known
-        if batch.size_bytes < len(content) and hashlib.sha256(content[: batch.size_bytes]).hexdigest() == batch.sha256
-    ]
+    shorter = [batch for batch in known if batch.size_bytes < content.size_bytes]
+    digests = content.digests(batch.size_bytes for batch in shorter)
+    return [batch for batch in shorter if digests[batch.size_bytes] == batch.sha256]

@@ -28,6 +28,7 @@ _NAMED_MESH = re.compile(r"Building device mesh with parallelism: ((?:\w+=\d+(?:
 _MODEL = re.compile(r"Model (.+?) size: ([\d,]+) total parameters")
 _GPU = re.compile(r"\b(?:GPU|CUDA|HIP|XPU) capacity: (.+?)(?: \(\d+\))? with ([\d.]+)GiB memory")
 _CHECKPOINTS = re.compile(r"Applied (\w+?)(?:AC)? activation checkpointing")
+MAX_CONFIG = 4 << 20
 _CONFIG = re.compile(r"Running with (?:args|configs?): *\{")
 
 _DEGREES = {
@@ -51,10 +52,10 @@ def read(file: LogFile) -> TrainingLog:
         if match := _STEP.search(text):
             number, speed, memory = file.step(line, match[1]), _SPEED.search(text), _MEMORY.search(text)
             if speed is None:
-                log.notes.append(f"line {line}: a step without its speed, left out")
+                log.note(f"line {line}: a step without its speed, left out")
                 continue
             per_gpu = file.positive(line, "tps", speed[1])
-            log.steps.append(LoggedStep(line=line, number=number, tokens_per_s_per_gpu=per_gpu))
+            log.step(LoggedStep(line=line, number=number, tokens_per_s_per_gpu=per_gpu))
             if memory is not None:
                 log.reserve(file.positive(line, "memory", memory[1]) * GIB)
         elif match := _START.search(text):
@@ -136,22 +137,22 @@ def _applied(log: TrainingLog, line: int, text: str) -> None:
     elif (match := _CHECKPOINTS.search(text)) and match[1].lower() == "full":
         log.state("recompute", "full", line)
     elif match:
-        log.notes.append(f"line {line}: {match[1]} activation checkpointing is none of ours, say which with --plan")
+        log.note(f"line {line}: {match[1]} activation checkpointing is none of ours, say which with --plan")
         log.state("other_recompute", match[1].lower(), line)
     else:
         for pattern, what in _APPLIED.items():
             if pattern.search(text):
-                log.notes.append(f"line {line}: {what}, which a plan does not say")
+                log.note(f"line {line}: {what}, which a plan does not say")
 
 
 def _document(file: LogFile, line: int, column: int) -> dict[str, Any]:
     """The config that begins there: JSON over lines, or a Python dict on one. Empty if it is neither."""
-    text = "\n".join((file.lines[line - 1][column:], *file.lines[line:]))
+    text = file.rest(line, MAX_CONFIG)[column:]
     try:
         found = json.JSONDecoder().raw_decode(text)[0]
     except (ValueError, RecursionError):
         try:
-            found = ast.literal_eval(file.lines[line - 1][column:].strip())
+            found = ast.literal_eval(text.partition("\n")[0].strip())
         except (ValueError, SyntaxError, RecursionError, MemoryError):  # what ast raises for text that is too deep
             return {}
     return found if isinstance(found, dict) else {}
@@ -179,7 +180,7 @@ def _config(log: TrainingLog, line: int, config: dict[str, Any]) -> None:
     if training.get("enable_cpu_offload"):
         raise log.file.bad(line, "enable_cpu_offload", True, "not understood: a plan keeps its states on the devices")
     if parallelism.get("enable_async_tensor_parallel"):
-        log.notes.append(f"line {line}: enable_async_tensor_parallel, which a plan does not say")
+        log.note(f"line {line}: enable_async_tensor_parallel, which a plan does not say")
     if parallelism.get("fsdp_reshard_after_forward") in {"always", "never"}:
         log.state("reshard", parallelism["fsdp_reshard_after_forward"], line)
 

@@ -14,7 +14,7 @@ from autotune.knowledge.transfer import Carried, carry, moved_profile, taught
 from autotune.ports.store import KnowledgeStore
 from autotune.search.offline import nearest_misses
 from autotune.search.posterior import TransferObservation
-from autotune.search.space import Runtime, legal_plans
+from autotune.search.space import Runtime, legal_pieces
 from autotune.search.transfer import merged
 from autotune.specs import BestEntry, ClusterSpec, ModelSpec, Tuning, Workload
 from autotune.specs.knowledge import MEASURED
@@ -165,8 +165,8 @@ def _carried(
         )
         if found is not None:
             return found, "", None
-        table = legal_plans(model, cluster, workload, runtime=Runtime.TORCH)
-        nearest_misses(model, cluster, workload, table, runtime=Runtime.TORCH, profile=profile)
+        tables = legal_pieces(model, cluster, workload, runtime=Runtime.TORCH)
+        nearest_misses(model, cluster, workload, tables, runtime=Runtime.TORCH, profile=profile)
     except NothingFitsError as error:
         return None, str(error), error.misses
     except AutotuneError as error:

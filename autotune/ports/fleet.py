@@ -28,6 +28,7 @@ from autotune.specs import (
     Trial,
     Tuning,
     TuningEvent,
+    TuningState,
 )
 
 
@@ -63,9 +64,10 @@ class Queue(Protocol):
     """
 
     def advance(self, *ids: str) -> bool:
-        """To any tuner, in one message: take the next steps of this tuning; or, of several, tell tuners of each.
+        """To any tuner: take the next steps of this tuning; without an id, begin what waits to begin.
 
-        The id of a check's job (specs.regression.CHECK_JOB) stands for the check that it measured for.
+        The id of a check's job (specs.regression.CHECK_JOB) stands for the check that it measured for. Without an id
+        it is not sent where such a message waits already.
         """
 
     def backlog(self) -> int:
@@ -279,11 +281,42 @@ class FleetStore(KnowledgeStore, Protocol):
         A fleet's tuning is claimed for a time; one without a pool without (None), until it is released.
         """
 
-    def release_tuning(self, tuning_id: str, owner: str) -> None:
-        """Ends the claim, if it still is that owner's; notes when it was advanced."""
+    def release_tuning(self, tuning_id: str, owner: str, *, failed: bool = False) -> None:
+        """Ends the claim, if it still is that owner's; notes when it was advanced. Unless it `failed` that went well.
+
+        What went well sets the count of `note_fault` to zero.
+        """
+
+    def note_fault(self, tuning_id: str, fault: str) -> int:
+        """Counts that an advance failed; how often in a row it failed like this, whoever tried."""
+
+    def end_tuning(self, tuning_id: str, state: TuningState, reason: str) -> str:
+        """Ends a tuning, also while somebody advances it, whose claim is then gone; nothing happens if it has ended.
+
+        Returns its pool.
+        """
+
+    def admit_tunings(self, most_each: int) -> Sequence[str]:
+        """Begins what is queued, oldest first, while a principal who wants it has fewer than `most_each` in its pool.
+
+        It is PROFILING then. Returns the ids in the order of turns: whoever has the fewest goes first.
+        """
+
+    def queue_places(self, tuning_ids: Sequence[str]) -> dict[str, int]:
+        """Which places those of these tunings that are QUEUED have, from 1: among what a principal wants in a pool.
+
+        Of several principals the best place counts.
+        """
+
+    def next_turn(self, tuning_id: str) -> str | None:
+        """The tuning to advance now that somebody is told of `tuning_id`; None where that has nothing to be done.
+
+        It may be another one, of which there is news as well: principals take turns, the one whose tunings were not
+        claimed for the longest time is next; and so do the tunings of one principal.
+        """
 
     def due_tunings(self) -> Sequence[str]:
-        """Live fleet tunings that nobody claims and that have no job under way, or one ended since the last advance.
+        """Begun fleet tunings that nobody claims and that have no job under way, or one ended since the last advance.
 
         Those that were advanced longest ago, or never, come first.
         """

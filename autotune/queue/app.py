@@ -22,7 +22,7 @@ from autotune.settings import BROKER_VARIABLE, Settings
 
 BROKER = Presence("the broker", logging.getLogger("autotune.queue"))
 TUNER_QUEUE = "tuner"
-SWEEP_QUEUE = "sweep"  # of the tuners too, but never behind a thousand tunings that wait to be advanced
+SWEEP_QUEUE = "sweep"  # of the tuners too, but never behind the tunings that wait to be advanced
 LONGEST_DEADLINE_S = 3600
 
 # A message that is not acknowledged for this long is delivered again (kombu's restore_visible), so it must be longer
@@ -119,9 +119,8 @@ def _require_redis(url: str) -> None:
 
 
 MAX_TOKEN = 2**63 - 1
-MAX_TUNINGS = 1000
 Id = Annotated[str, Field(min_length=1, max_length=64, pattern=r"^[A-Za-z0-9_.-]+$")]
-GpuSeconds = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+GpuSeconds = Annotated[float, Field(gt=0, le=1e12, allow_inf_nan=False)]
 Token = Annotated[int, Field(ge=1, le=MAX_TOKEN)]
 
 
@@ -137,8 +136,8 @@ class TaskName(StrEnum):
 
 _PAYLOADS: Mapping[TaskName, TypeAdapter[Any]] = {
     TaskName.ADVANCE: TypeAdapter(
-        Annotated[tuple[Id, ...], Field(min_length=1, max_length=MAX_TUNINGS)]
-    ),  # tunings, or a check's job
+        Annotated[tuple[Id, ...], Field(max_length=1)]
+    ),  # a tuning, a check's job, or nothing: begin what waits
     TaskName.RUN: TypeAdapter(tuple[Id, Token]),  # job, the grant's token
     TaskName.CANARY: TypeAdapter(tuple[Id]),  # session
     TaskName.SWEEP: TypeAdapter(tuple[()]),

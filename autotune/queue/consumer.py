@@ -19,12 +19,12 @@ from celery import bootsteps
 from celery.worker.state import reserved_requests
 from kombu.transport import redis
 
-from autotune.queue.app import MAX_TUNINGS, TaskName
+from autotune.queue.app import TaskName
 
 log = logging.getLogger("autotune.consumer")
 
-MAX_MESSAGE_BYTES = 128 * MAX_TUNINGS
-"""The largest of ours names that many tunings, in base64."""
+MAX_MESSAGE_BYTES = 2**17
+"""Ours name one tuning or job, and take a hundredth of that."""
 
 _ID = re.compile(r"[\w.-]{1,64}", re.ASCII)
 _NOT_USED = ("eta", "expires", "group", "group_index", "shadow", "compression")

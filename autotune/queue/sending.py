@@ -34,9 +34,15 @@ class CeleryQueue:
         self._app = app
         self._away_until_s = 0.0
 
-    def advance(self, *tuning_ids: str) -> bool:
-        """Asks any tuner to take the next steps of this tuning; of several, to send a message for each."""
-        return self._send(TaskName.ADVANCE, tuning_ids, TUNER_QUEUE)
+    def advance(self, *ids: str) -> bool:
+        """Asks any tuner to take the next steps of this tuning; without an id, to begin what waits.
+
+        That is never behind tunings that wait to be advanced, and not sent where enough messages of its kind wait: a
+        sweep begins what waits, too.
+        """
+        if ids:
+            return self._send(TaskName.ADVANCE, ids, TUNER_QUEUE)
+        return self._send_unless_many_wait(TaskName.ADVANCE, (), SWEEP_QUEUE)
 
     def backlog(self) -> int:
         """How many messages wait for tuners; 0 if the broker does not answer."""

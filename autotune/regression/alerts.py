@@ -22,7 +22,7 @@ from autotune.specs.regression import Alert, AlertChannel
 log = logging.getLogger("autotune.alerts")
 
 LEASE = timedelta(minutes=2)
-"""How long one process may take to send one alert, before another takes it. Longer than senders.SEND_DEADLINE_S."""
+"""How long one process may take to send one alert, before another takes it: more than senders.InTime ever does."""
 
 FIRST_PAUSE, MAX_PAUSE = timedelta(seconds=5), timedelta(hours=6)
 MAX_ATTEMPTS = 20  # over about two days

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from autotune.errors import InputError
+from autotune.shown import as_markdown
 
 if TYPE_CHECKING:
     from autotune.ports.regression import RegressionStore
@@ -171,9 +172,9 @@ def to_markdown(report: Report, *, beside: Path | None) -> tuple[str, dict[Path,
     for story in report.stories:
         parts += [
             "",
-            f"## Entry {story.entry.id}: {_plain(title(story))}",
+            f"## Entry {story.entry.id}: {as_markdown(title(story))}",
             "",
-            *map(_plain, explanations(story.checks[-1:])),
+            *map(as_markdown, explanations(story.checks[-1:])),
         ]
         if beside is not None:
             file = beside.with_name(f"{beside.stem}-entry-{story.entry.id}.svg")
@@ -251,12 +252,7 @@ def _markdown_table(rows: Sequence[dict[str, str]]) -> list[str]:
     if not rows:
         return [NOTHING]
     lines = [list(rows[0]), ["---"] * len(rows[0]), *(list(row.values()) for row in rows)]
-    return ["| " + " | ".join(_plain(cell).replace("|", "\\|") for cell in line) + " |" for line in lines]
-
-
-def _plain(text: str) -> str:
-    """Text from outside that is no markup."""
-    return " ".join(text.split()).replace("<", "&lt;").replace("`", "'")
+    return ["| " + " | ".join(as_markdown(cell) for cell in line) + " |" for line in lines]
 
 
 def _html_table(rows: Sequence[dict[str, str]]) -> str:

@@ -23,7 +23,7 @@ from autotune.search.acquisition import Choice, StopVerdict, choose, verdict
 from autotune.search.posterior import Observation, Posterior, TransferObservation, believe
 from autotune.search.ranking import RankedPlan, observation, ranking
 from autotune.search.residual import EVERYTHING, Learning, features
-from autotune.search.space import Runtime, legal_plans
+from autotune.search.space import PIECE_ROWS, Runtime, legal_plans
 from autotune.specs import (
     Budget,
     ClusterSpec,
@@ -140,18 +140,21 @@ class Search:
         self._history = len(self._told)
 
     def _most_promising(self, table: PlanTable, profile: Profile | None) -> tuple[PlanTable, list[EstimateTable]]:
-        def estimates(table: PlanTable) -> list[EstimateTable]:
-            known = (self.model, self.cluster, self.workload, table, profile)
-            return [estimate_table(*known, framework) for framework in self._frameworks]
+        most = MAX_CANDIDATES // len(self._frameworks)
+        if len(table) > most:
+            worth = np.zeros(len(table))  # by the framework that makes most of a plan, over its own best plan
+            for framework in self._frameworks:
+                found = np.empty(len(table))
+                for start in range(0, len(table), PIECE_ROWS):  # the estimates of all would fill the memory
+                    piece = slice(start, start + PIECE_ROWS)
+                    made = self._estimates(table.take(piece), profile, framework)
+                    found[piece] = made.tokens_per_s_per_gpu * np.maximum(made.p_fits, 0.1)
+                worth = np.maximum(worth, found / found.max())
+            table = table.take(np.argsort(-worth, kind="stable")[:most])
+        return table, [self._estimates(table, profile, framework) for framework in self._frameworks]
 
-        found, most = estimates(table), MAX_CANDIDATES // len(self._frameworks)
-        if len(table) <= most:
-            return table, found
-        # The best by each of the frameworks, over its own best.
-        worth = [each.tokens_per_s_per_gpu * np.maximum(each.p_fits, 0.1) for each in found]
-        best = np.max([each / each.max() for each in worth], axis=0)
-        table = table.take(np.argsort(-best, kind="stable")[:most])
-        return table, estimates(table)
+    def _estimates(self, table: PlanTable, profile: Profile | None, framework: Framework | None) -> EstimateTable:
+        return estimate_table(self.model, self.cluster, self.workload, table, profile, framework)
 
     @property
     def observations(self) -> Sequence[Observation]:
@@ -263,7 +266,7 @@ class Search:
     def estimate_of(self, plan: Plan) -> Estimate | None:
         """The estimate of a plan of the table; None for a plan outside it.
 
-        The parts are the uncorrected estimate's; the intervals and P(fits) are what is believed now.
+        The parts are the uncorrected estimate's; the interval of the step time and P(fits) are what is believed now.
         """
         row = self.table.find(plan)
         if row is None:

@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
-from autotune.cost.estimate import NINETY_PERCENT, estimate_table, memory_table
-from autotune.cost.table import PlanTable
+from autotune.cost.estimate import NINETY_PERCENT, EstimateTable, estimate_table, memory_table
+from autotune.cost.table import IndexColumn, PlanTable
 from autotune.errors import IllegalPlanError, NothingFitsError
-from autotune.search.posterior import believe
+from autotune.search.posterior import OWN_SD, believe
 from autotune.search.residual import features
-from autotune.search.space import Runtime, illegal_reason, legal_plans
+from autotune.search.space import Runtime, illegal_reason, legal_pieces
 from autotune.specs import ClusterSpec, Estimate, ModelSpec, Plan, Profile, Recompute, Space, Workload
 
 MAX_NODES_FACTOR = 64
@@ -25,10 +26,14 @@ NODES_BETWEEN = 16
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EstimatedPlan:
-    """A plan and what the cost model says of it."""
+    """A plan and what the cost model says of it.
+
+    `alike` counts other plans of the same layout (tp, pp, ep, etp) that the estimate cannot tell from it, where asked.
+    """
 
     plan: Plan
     estimate: Estimate
+    alike: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -76,8 +81,18 @@ def rank(
     runtime: Runtime = Runtime.ANY,
     profile: Profile | None = None,
     limit: int = 10,
+    distinct: bool = False,
 ) -> Ranking:
     """Estimates every legal plan and returns the best `limit`.
+
+    Args:
+        model, cluster, workload: the question.
+        space: which plans are looked at.
+        runtime: what must be able to run them.
+        profile: measured speeds of the cluster, in place of the catalog's.
+        limit: how many plans are listed.
+        distinct: list each layout (tp, pp, ep, etp) once, by the simplest of its plans that are within OWN_SD of its
+            best, which is less than the estimate can tell apart.
 
     Raises:
         IllegalPlanError: no plan of the space is legal; says why the simplest one is not.
@@ -85,69 +100,142 @@ def rank(
         MissingMeasurementError: a speed that is needed is neither measured nor in the catalog.
     """
     started = time.perf_counter()
-    table = legal_plans(model, cluster, workload, space, runtime)
-    if not len(table):
+    best, legal, fitting, estimating_s = _Best(limit, distinct=distinct), 0, 0, 0.0
+    for table in legal_pieces(model, cluster, workload, space, runtime):
+        before = time.perf_counter()
+        estimates = estimate_table(model, cluster, workload, table, profile)
+        fits = np.flatnonzero(estimates.fits)
+        estimating_s += time.perf_counter() - before
+        legal, fitting = legal + len(table), fitting + len(fits)
+        best.add(table, fits, estimates)
+    if not legal:
         raise nothing_legal(model, cluster, workload, runtime, space)
-    before = time.perf_counter()
-    estimates = estimate_table(model, cluster, workload, table, profile)
-    fits = np.flatnonzero(estimates.fits)
-    after = time.perf_counter()
-    if not len(fits):
-        nearest_misses(model, cluster, workload, table, space=space, runtime=runtime, profile=profile)
-    # The best of the rows that fit; of equally good ones those with the least memory first.
-    worth = estimates.expected[fits]
-    if len(fits) > limit:
-        threshold = np.partition(worth, len(worth) - limit)[len(worth) - limit]
-        among = worth >= threshold
-        best, worth = fits[among], worth[among]
-    else:
-        best = fits
-    best = best[np.lexsort((estimates.peak_memory_bytes[best], -worth))][:limit]
-    plans = [table.plan(int(i)) for i in best]
+    if not fitting:
+        tables = legal_pieces(model, cluster, workload, space, runtime)
+        nearest_misses(model, cluster, workload, tables, space=space, runtime=runtime, profile=profile)
+    plans = [best.table.plan(i) for i in range(len(best.table))]
+    alike = [0] * len(plans)
+    if distinct:
+        lines = [_simplest(model, cluster, workload, space, runtime, profile, plan) for plan in plans]
+        lines.sort(key=lambda line: -line[2])
+        plans, alike = [plan for plan, _, _ in lines], [count for _, count, _ in lines]
     found = estimated(model, cluster, workload, plans, profile)
     return Ranking(
-        legal=len(table),
-        fitting=len(fits),
+        legal=legal,
+        fitting=fitting,
         seconds=time.perf_counter() - started,
-        estimates_per_s=len(table) / (after - before),
-        plans=tuple(EstimatedPlan(plan=plan, estimate=one) for plan, one in zip(plans, found, strict=True)),
+        estimates_per_s=legal / estimating_s,
+        plans=tuple(
+            EstimatedPlan(plan=plan, estimate=one, alike=count)
+            for plan, one, count in zip(plans, found, alike, strict=True)
+        ),
     )
+
+
+class _Best:
+    """The best plans of several tables; of equally good ones those with the least memory, then the first.
+
+    With `distinct` only the best plan of each layout counts.
+    """
+
+    def __init__(self, limit: int, *, distinct: bool) -> None:
+        self.table = PlanTable.of([])
+        self._limit, self._distinct = limit, distinct
+        self._worth, self._peak = np.empty(0), np.empty(0)
+
+    def add(self, table: PlanTable, fits: IndexColumn, estimates: EstimateTable) -> None:
+        """Takes the rows `fits` of a table into account."""
+        worth = estimates.expected[fits]
+        if len(fits) > self._limit and not self._distinct:  # most rows need not be sorted
+            good = worth >= np.partition(worth, len(worth) - self._limit)[len(worth) - self._limit]
+            fits, worth = fits[good], worth[good]
+        worth = np.concatenate([self._worth, worth])
+        peak = np.concatenate([self._peak, estimates.peak_memory_bytes[fits]])
+        together = PlanTable.concat([self.table, table.take(fits)])
+        order = np.lexsort((peak, -worth))
+        if self._distinct:
+            firsts = np.unique(_layouts(together)[order], return_index=True)[1]
+            order = order[np.sort(firsts)]
+        order = order[: self._limit]
+        self.table, self._worth, self._peak = together.take(order), worth[order], peak[order]
+
+
+def _layouts(table: PlanTable) -> IndexColumn:
+    """A number for each row, equal for plans of one tp, pp, ep and etp (each less than 2^17, pp less than 2^12)."""
+    tp, pp, ep, etp = (column.astype(np.int64) for column in (table.tp, table.pp, table.ep, table.etp))
+    return tp << 46 | pp << 34 | ep << 17 | etp
+
+
+def _simplest(
+    model: ModelSpec,
+    cluster: ClusterSpec,
+    workload: Workload,
+    space: Space,
+    runtime: Runtime,
+    profile: Profile | None,
+    best: Plan,
+) -> tuple[Plan, int, float]:
+    """(the simplest plan that the estimate cannot tell from the best of its layout, how many others, its worth).
+
+    Simpler is what uses less of context parallelism, chunks of stages, recomputation and sharded parameters; of equally
+    simple ones it is the best.
+    """
+    layout = space.model_copy(update={"tp": (best.tp,), "pp": (best.pp,), "ep": (best.ep,)})
+    near, worth = PlanTable.of([]), np.empty(0)
+    for table in legal_pieces(model, cluster, workload, layout, runtime):
+        estimates = estimate_table(model, cluster, workload, table, profile)
+        rows = np.flatnonzero(estimates.fits & (table.etp == best.etp))
+        near = PlanTable.concat([near, table.take(rows)])
+        worth = np.concatenate([worth, estimates.expected[rows]])
+        close = worth >= (1.0 - OWN_SD) * worth.max(initial=0.0)
+        near, worth = near.take(np.flatnonzero(close)), worth[close]
+    uses = (near.cp > 1, near.vpp > 1, near.recompute > 0, near.recompute_modules > 0, near.zero_stage > 1)
+    first = int(np.lexsort((-worth, np.sum(uses, axis=0)))[0])
+    return near.plan(first), len(near) - 1, float(worth[first])
 
 
 def nearest_misses(
     model: ModelSpec,
     cluster: ClusterSpec,
     workload: Workload,
-    table: PlanTable,
+    tables: Iterable[PlanTable],
     *,
     space: Space = Space(),
     runtime: Runtime = Runtime.ANY,
     profile: Profile | None = None,
     limit: int = 3,
 ) -> None:
-    """Raises NothingFitsError with the nearest misses if no plan of `table` is estimated to fit; needs no speeds."""
-    needs = memory_table(model, cluster, workload, table, profile).device_bytes
-    has = cluster.device.memory_bytes
-    if not len(table) or needs.min() <= has:
+    """Raises NothingFitsError with the nearest misses if no plan of the tables is estimated to fit; needs no speeds."""
+    has, count, nearest, least = cluster.device.memory_bytes, 0, PlanTable.of([]), np.empty(0)
+    for table in tables:
+        if not len(table):
+            continue
+        needs = memory_table(model, cluster, workload, table, profile).device_bytes
+        if needs.min() <= has:
+            return
+        count += len(table)
+        least = np.concatenate([least, needs])
+        order = np.argsort(least, kind="stable")[:limit]
+        nearest, least = PlanTable.concat([nearest, table]).take(order), least[order]
+    if not count:
         return
-    order = np.argsort(needs, kind="stable")[:limit]
     nodes = _nodes_needed(model, cluster, workload, space, runtime, profile)
     more = f", or {nodes} nodes of {cluster.gpus_per_node} such devices" if nodes else ""
     misses: list[dict[str, object]] = [
         {
-            "plan": table.plan(int(i)).key,
-            "needs_bytes": float(needs[i]),
+            "plan": nearest.plan(i).key,
+            "needs_bytes": need,
             "has_bytes": has,
-            "missing_bytes": float(needs[i]) - has,
-            "would_fit_if": f"a device had {needs[i] / 2**30:.2f} GiB instead of {has / 2**30:.2f} GiB{more}",
+            "missing_bytes": need - has,
+            "would_fit_if": f"a device had {need / 2**30:.2f} GiB instead of {has / 2**30:.2f} GiB{more}",
         }
-        for i in order
+        for i, need in enumerate(least.tolist())
     ]
-    least = float(needs[order[0]])
+    need = float(least[0])
     raise NothingFitsError(
-        f"{model.name} fits on {cluster.name} under none of {len(table)} legal plans: the nearest needs "
-        f"{least / 2**30:.2f} GiB a device, {(least - has) / 2**30:.2f} GiB more than it has; "
-        f"it would take devices of {least / 2**30:.2f} GiB{more} (estimates)",
+        f"{model.name} fits on {cluster.name} under none of {count} legal plans: the nearest needs "
+        f"{need / 2**30:.2f} GiB a device, {(need - has) / 2**30:.2f} GiB more than it has; "
+        f"it would take devices of {need / 2**30:.2f} GiB{more} (estimates)",
         misses,
     )
 
@@ -172,11 +260,10 @@ def _nodes_needed(
         # Memory needs no link, so a single-node cluster may borrow its inner one here.
         more = {"nodes": nodes, "inter": cluster.inter or cluster.intra}
         larger = cluster.model_copy(update=more)
-        table = legal_plans(model, larger, workload, saving, runtime)
-        if not len(table):
-            return False
-        needs = memory_table(model, larger, workload, table, profile).device_bytes
-        return bool(needs.min() <= cluster.device.memory_bytes)
+        return any(
+            memory_table(model, larger, workload, table, profile).device_bytes.min() <= cluster.device.memory_bytes
+            for table in legal_pieces(model, larger, workload, saving, runtime)
+        )
 
     enough = cluster.nodes * 2
     while not fits(enough):
@@ -193,10 +280,13 @@ def nothing_legal(
     """The error for a request without a legal plan: why the simplest plan is not, or which choice no legal plan has."""
     request = f"{model.name} on {cluster.devices} devices"
     reason = illegal_reason(model, cluster, workload, Plan(dp=cluster.devices), runtime)
-    table = legal_plans(model, cluster, workload, Space(), runtime)
+    values_of: dict[str, set[Any]] = {name: set() for name in Space.model_fields}
+    for table in legal_pieces(model, cluster, workload, Space(), runtime):
+        for name, found in values_of.items():
+            rows = np.unique(getattr(table, name), return_index=True)[1]  # a plan for each value of the column
+            found.update(getattr(table.plan(int(row)), name) for row in rows)
     for name, allowed in space:
-        rows = np.unique(getattr(table, name), return_index=True)[1]  # a plan for each value of the column
-        legal = sorted(getattr(table.plan(int(row)), name) for row in rows)
+        legal = sorted(values_of[name])
         if legal and allowed and not set(allowed) & set(legal):
             values = ", ".join(map(str, legal))
             return IllegalPlanError(f"space.{name}", list(allowed), f"no plan is legal: {request} takes {values}")

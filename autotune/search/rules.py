@@ -118,6 +118,9 @@ MEGATRONS = frozenset(
     }
 )  # fmt: skip
 TODAYS = MEGATRONS - {FrameworkName.MEGATRON_2021, FrameworkName.MEGATRON_DEEPSPEED}
+UNEVEN = TODAYS | {FrameworkName.FSDP}
+"""Frameworks that run interleaved stages of unequal length."""
+
 FOLDING = TODAYS | {FrameworkName.TORCH}
 """Frameworks whose experts have ranks of their own layout; for `torch` any framework may run the plan."""
 

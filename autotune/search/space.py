@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import reduce
+from math import prod
 
 import numpy as np
 import numpy.typing as npt
@@ -20,10 +21,10 @@ from autotune.cost.table import (
     module_bits,
 )
 from autotune.errors import InputError
-from autotune.search.rules import ANY_RULES, FRAMEWORK_RULES, FSDP, RULES, TODAYS, Case, Rule, Runtime
+from autotune.search.rules import ANY_RULES, FRAMEWORK_RULES, FSDP, RULES, TODAYS, UNEVEN, Case, Rule, Runtime
 from autotune.specs import ClusterSpec, FrameworkName, ModelSpec, Plan, Recompute, Schedule, Space, Workload
 
-__all__ = ["Runtime", "illegal_mask", "illegal_reason", "illegal_reasons", "legal_plans"]
+__all__ = ["Runtime", "illegal_mask", "illegal_reason", "illegal_reasons", "legal_pieces", "legal_plans"]
 Options = Sequence[Mapping[str, int | bool]]
 
 
@@ -64,7 +65,23 @@ def legal_plans(
     space: Space = Space(),
     runtime: Runtime = Runtime.ANY,
 ) -> PlanTable:
-    """All legal plans that fill the cluster, each once.
+    """All legal plans that fill the cluster, each once: 32 bytes each. See `legal_pieces`."""
+    return PlanTable.concat(list(legal_pieces(model, cluster, workload, space, runtime)))
+
+
+PIECE_ROWS = 1 << 17
+"""Plans that are listed and estimated at a time. An estimate takes some 300 bytes a plan: this bounds the memory of a
+ranking, however many plans there are, and costs no time."""
+
+
+def legal_pieces(
+    model: ModelSpec,
+    cluster: ClusterSpec,
+    workload: Workload,
+    space: Space = Space(),
+    runtime: Runtime = Runtime.ANY,
+) -> Iterator[PlanTable]:
+    """All legal plans that fill the cluster, each once, in tables of 1 to PIECE_ROWS rows.
 
     Every divisor counts, powers of two or not. A tp wider than a node is legal: the two-level network shows what
     it costs. Choices are added one group at a time and refused as soon as a rule is broken; a plan whose plain
@@ -75,35 +92,59 @@ def legal_plans(
         case = Case(model, cluster, workload, runtime, table)
         return table.take(~reduce(np.logical_or, (rule.broken(case) for rule in rules)))
 
-    table = keep(_layouts(cluster.devices, model.layers, space))
-    batches = divisors(workload.global_batch)
-    table = keep(_expanded(table, _field("micro_batch", batches, space.micro_batch)))
-    table = keep(_expanded(table, _field("ep", divisors(model.experts) if model.experts else [1], space.ep)))
-    if model.experts and workload.framework in TODAYS:
-        folded = table.take((table.tp > 1) & (table.ep > 1))
-        ones = replace(folded, etp=np.ones(len(folded), dtype=np.int32))
-        table = PlanTable.concat([table, keep(ones)])
-    table = keep(_expanded(table, _pipelines(model, workload, space, runtime)))
-    table = keep(_expanded(table, _field("sequence_parallel", [False, True], space.sequence_parallel)))
-    table = keep(_expanded(table, _field("zero_stage", [0, 1, 2, 3], space.zero_stage)))
-    table = _expanded(table, _recomputes(workload, space))
-    if space.recompute_modules or (space.recompute and Recompute.OP in space.recompute):  # the others are always legal
-        table = keep(table)
-    if workload.framework is not FrameworkName.TORCH:
-        table = keep(table, FRAMEWORK_RULES)
-    if runtime is not Runtime.ANY:
-        return table
-    if workload.framework in TODAYS:
-        table = table.take(_even(model, table))
-    # GPipe with one micro-batch is the same order of work as 1F1B, which is listed.
-    one = table.dp.astype(np.int64) * table.micro_batch == workload.global_batch
-    return table.take(~(one & (table.schedule == GPIPE)))
+    batches = _field("micro_batch", divisors(workload.global_batch), space.micro_batch)
+    experts = _field("ep", divisors(model.experts) if model.experts else [1], space.ep)
+    choices = (
+        _pipelines(model, workload, space, runtime),
+        _field("sequence_parallel", [False, True], space.sequence_parallel),
+        _field("zero_stage", [0, 1, 2, 3], space.zero_stage),
+    )
+    recomputes = _recomputes(workload, space)
+
+    def legal_forms(table: PlanTable) -> PlanTable:
+        table = keep(_expanded(table, experts))
+        if model.experts and workload.framework in TODAYS:
+            folded = table.take((table.tp > 1) & (table.ep > 1))
+            ones = replace(folded, etp=np.ones(len(folded), dtype=np.int32))
+            table = PlanTable.concat([table, keep(ones)])
+        for options in choices:
+            table = keep(_expanded(table, options))
+        table = _expanded(table, recomputes)
+        if space.recompute_modules or (space.recompute and Recompute.OP in space.recompute):
+            table = keep(table)  # the others are always legal
+        if workload.framework is not FrameworkName.TORCH:
+            table = keep(table, FRAMEWORK_RULES)
+        if runtime is not Runtime.ANY:
+            return table
+        if workload.framework in UNEVEN:
+            table = table.take(_even(model, workload, table))
+        # GPipe with one micro-batch is the same order of work as 1F1B, which is listed.
+        one = table.dp.astype(np.int64) * table.micro_batch == workload.global_batch
+        return table.take(~(one & (table.schedule == GPIPE)))
+
+    layouts = keep(_layouts(cluster.devices, model.layers, space))
+    forms = prod(map(len, (experts, *choices, recomputes)))
+    for batched in _slices(layouts, len(batches)):
+        plain = keep(_expanded(batched, batches))
+        # Most forms break a rule: a few times as many are begun with.
+        for few in _slices(plain, forms // OFTEN_ILLEGAL):
+            yield from _slices(legal_forms(few), 1)
 
 
-def _even(model: ModelSpec, table: PlanTable) -> BoolColumn:
+OFTEN_ILLEGAL = 4
+
+
+def _slices(table: PlanTable, factor: int) -> Iterator[PlanTable]:
+    """The table in pieces that have PIECE_ROWS rows at most, or one, once each row has become `factor` rows."""
+    rows = max(PIECE_ROWS // max(factor, 1), 1)
+    for start in range(0, len(table), rows):
+        yield table.take(slice(start, start + rows))
+
+
+def _even(model: ModelSpec, workload: Workload, table: PlanTable) -> BoolColumn:
     """Interleaved plans with equal chunks, the two ends counted or not: others run, but nobody would choose them."""
-    chunks = table.pp.astype(np.int64) * table.vpp
-    even: BoolColumn = (model.layers % chunks == 0) | ((model.layers + 2) % chunks == 0)
+    chunks, ends = table.pp.astype(np.int64) * table.vpp, workload.framework in TODAYS
+    even: BoolColumn = (model.layers % chunks == 0) | (ends & ((model.layers + 2) % chunks == 0))
     listed: BoolColumn = (table.schedule != INTERLEAVED) | even
     return listed
 
@@ -211,7 +252,7 @@ def require_bounded(model: ModelSpec, cluster: ClusterSpec, workload: Workload, 
     layouts = ways * len(divisors(workload.global_batch))
     if layouts > MAX_LAYOUTS:
         raise InputError("cluster.nodes", cluster.nodes, f"{layouts} layouts are more than {MAX_LAYOUTS}: {_FEWER}")
-    plain = len(legal_plans(model, cluster, workload, PLAIN, runtime))
+    plain = sum(map(len, legal_pieces(model, cluster, workload, PLAIN, runtime)))
     chunks = model.layers if runtime is Runtime.TORCH else len(divisors(model.layers)) + len(divisors(model.layers + 2))
     experts = len(divisors(model.experts)) if model.experts else 1
     plans = plain * experts * (chunks + 2) * CHOICES

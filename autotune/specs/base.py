@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Sequence
+from math import isfinite
 from pathlib import Path
 from typing import Annotated, Any, Self
 
@@ -51,6 +52,7 @@ class Spec(BaseModel):
     def from_data(cls, data: object, what: str | None = None) -> Self:
         """Validates plain data (dicts, lists, numbers, strings). Raises InputError naming the bad key."""
         what = what or cls.__name__
+        _require_finite(data, what)
         try:
             text = json.dumps(data, allow_nan=False)
         except (TypeError, ValueError) as error:
@@ -101,6 +103,28 @@ def digest_of(data: dict[str, Any]) -> str:
     """The first 16 hex digits of the SHA-256 of plain data as canonical JSON."""
     text = json.dumps(data, sort_keys=True, separators=(",", ":"))
     return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
+Seed = Annotated[int, Field(ge=-(2**63), lt=2**63)]
+"""Of weights and data: what generators of random numbers, and databases, take."""
+
+LONGEST_S = 1e9
+"""Thirty years: no time of ours is longer."""
+
+MOST_PER_S = 1e24
+"""Of bytes, tokens or FLOPs: no hardware comes near, and products of such numbers stay finite."""
+
+MOST_GPU_S = 1e12
+"""A million GPUs for eleven days."""
+
+
+def _require_finite(data: object, place: str) -> None:
+    """Refuses NaN and infinity, which JSON does not have, by their place."""
+    if isinstance(data, float) and not isfinite(data):
+        raise InputError(place, data, "a finite number")
+    parts = data.items() if isinstance(data, dict) else enumerate(data) if isinstance(data, list | tuple) else ()
+    for key, value in parts:
+        _require_finite(value, f"{place}.{key}" if ": " in place else f"{place}: {key}")
 
 
 def mismatch(field: str, value: object, allowed: str) -> PydanticCustomError:

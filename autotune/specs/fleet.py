@@ -8,7 +8,7 @@ from typing import Annotated, Any
 
 from pydantic import Field
 
-from autotune.specs.base import Name, Spec
+from autotune.specs.base import LONGEST_S, Name, Spec
 from autotune.specs.cluster import ClusterSpec, Device
 from autotune.specs.measurement import FailureKind, ProbeProgress, ProbeRequest, Seconds
 from autotune.specs.model import Count
@@ -157,7 +157,7 @@ class Job(Spec):
     only_node: str = ""
     avoid: tuple[str, ...] = ()
     attempt: Count = 1
-    deadline_s: Annotated[float, Field(gt=0)]
+    deadline_s: Annotated[float, Field(gt=0, le=LONGEST_S)]
     state: JobState = JobState.QUEUED
     cancelled: bool = False
     token: int = 0

@@ -7,17 +7,17 @@ from typing import Annotated, Self
 
 from pydantic import Field, model_validator
 
-from autotune.specs.base import Name, Spec, mismatch
+from autotune.specs.base import MOST_PER_S, Name, Spec, mismatch
 from autotune.specs.cluster import ClusterSpec
 from autotune.specs.measurement import CollectiveReading, Failure
-from autotune.specs.model import ByteCount, ModelSpec
+from autotune.specs.model import ByteCount, CountOrZero, ModelSpec
 from autotune.specs.plan import Plan
 from autotune.specs.workload import Workload
 
 OWN_SOURCES = frozenset({"autotune", "measured"})
 """Names that stand for our own measurements (in runs files, and in answers); no import may take one."""
 
-Positive = Annotated[float, Field(gt=0)]
+Positive = Annotated[float, Field(gt=0, le=MOST_PER_S)]
 
 
 class ImportBatch(Spec):
@@ -49,7 +49,7 @@ class ImportedRun(Spec):
     plan: Plan
     tokens_per_s_per_gpu: Positive | None = None
     interval_tokens_per_s_per_gpu: tuple[Positive, Positive] | None = None
-    steps: int = 0
+    steps: CountOrZero = 0
     peak_reserved_bytes: ByteCount | None = None
     peak_allocated_bytes: ByteCount | None = None
     failure: Failure | None = None

@@ -7,12 +7,13 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from autotune.specs.base import Spec
-from autotune.specs.model import ByteCount, Count, CountOrZero, ModelSpec
+from autotune.specs.base import LONGEST_S, MOST_PER_S, Seed, Spec
+from autotune.specs.model import MOST, ByteCount, Count, CountOrZero, ModelSpec
 from autotune.specs.plan import Plan, Recompute
 from autotune.specs.workload import Workload
 
-Seconds = Annotated[float, Field(ge=0)]
+Seconds = Annotated[float, Field(ge=0, le=LONGEST_S)]
+PerSecond = Annotated[float, Field(ge=0, le=MOST_PER_S)]
 
 
 class Fingerprint(Spec):
@@ -65,7 +66,7 @@ class CollectiveRequest(Spec):
 
     kind: Literal["collective"] = "collective"
     op: CollectiveOp
-    group_size: Annotated[int, Field(ge=2)]
+    group_size: Annotated[int, Field(ge=2, le=MOST)]
     stride: Count = 1
     sizes_bytes: Annotated[tuple[ByteCount, ...], Field(min_length=1)]
     warmup: CountOrZero = 2
@@ -80,15 +81,15 @@ class CollectiveReading(Spec):
     """
 
     op: CollectiveOp
-    group_size: int
-    stride: int
-    size_bytes: int
-    iterations: int
+    group_size: Count
+    stride: Count
+    size_bytes: ByteCount
+    iterations: CountOrZero
     time_s: Seconds
     time_p10_s: Seconds
     time_p90_s: Seconds
-    algbw_bytes_per_s: float
-    busbw_bytes_per_s: float
+    algbw_bytes_per_s: PerSecond
+    busbw_bytes_per_s: PerSecond
 
 
 class LayerPart(StrEnum):
@@ -160,11 +161,11 @@ class StepRequest(Spec):
     warmup_steps: CountOrZero = 2
     min_steps: Count = 3
     max_steps: Count = 10
-    target_relative_interval: Annotated[float, Field(gt=0)] = 0.03
+    target_relative_interval: Annotated[float, Field(gt=0, le=100)] = 0.03
     give_up_step_s: Seconds | None = None
     trace: bool = True
-    seed: int = 0
-    learning_rate: float = 1e-3
+    seed: Seed = 0
+    learning_rate: Annotated[float, Field(ge=0, le=1e6)] = 1e-3
     cold: bool = False
 
 

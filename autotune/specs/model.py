@@ -15,6 +15,9 @@ MOST = 2**31 - 1
 MAX_LAYERS = 10_000
 """The plans of a model are listed up to one layer a stage: more layers would only be a longer list."""
 
+MAX_CAPACITY = 1e6
+"""Times the mean number of tokens of an expert: more is no limit."""
+
 Count = Annotated[int, Field(ge=1, le=MOST)]
 CountOrZero = Annotated[int, Field(ge=0, le=MOST)]
 ByteCount = Annotated[int, Field(ge=1, le=2**62)]  # a bound that floats have exactly: JSON Schemas may carry it as one
@@ -153,7 +156,7 @@ class ModelSpec(Spec):
     shared_experts: CountOrZero = 0
     dense_layers: CountOrZero = 0
     expert_nodes: CountOrZero = 0
-    expert_capacity: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 0.0
+    expert_capacity: Annotated[float, Field(ge=0, le=MAX_CAPACITY)] = 0.0
     latent_attention: LatentAttention | None = None
     mixers: tuple[Mixer, ...] = ()
     mlp_layers: CountOrZero = 0

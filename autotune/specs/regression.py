@@ -9,11 +9,11 @@ from typing import Annotated
 
 from pydantic import Field
 
-from autotune.specs.base import Name, Spec
+from autotune.specs.base import MOST_PER_S, Name, Spec
 from autotune.specs.knowledge import BestEntry
 from autotune.specs.measurement import FailureKind, Seconds
 
-Speed = Annotated[float, Field(gt=0)]
+Speed = Annotated[float, Field(gt=0, le=MOST_PER_S)]
 
 
 CHECK_JOB = "check-"

@@ -8,13 +8,18 @@ from typing import Annotated
 
 from pydantic import Field
 
-from autotune.specs.base import Spec
+from autotune.specs.base import MOST_GPU_S, Seed, Spec
 from autotune.specs.cluster import ClusterSpec
 from autotune.specs.estimate import Estimate
 from autotune.specs.measurement import Failure, StepReading
-from autotune.specs.model import ModelSpec
+from autotune.specs.model import Count, ModelSpec
 from autotune.specs.plan import Module, Plan, Recompute, Schedule
 from autotune.specs.workload import Workload
+
+MAX_TRIALS = 100_000
+"""As many plans as a search weighs."""
+
+GpuSeconds = Annotated[float, Field(gt=0, le=MOST_GPU_S)]
 
 
 class TuningState(StrEnum):
@@ -60,12 +65,12 @@ class Space(Spec):
     modules than the attention core only where `recompute_modules` names them.
     """
 
-    tp: tuple[int, ...] | None = None
-    pp: tuple[int, ...] | None = None
-    cp: tuple[int, ...] | None = None
-    ep: tuple[int, ...] | None = None
-    vpp: tuple[int, ...] | None = None
-    micro_batch: tuple[int, ...] | None = None
+    tp: tuple[Count, ...] | None = None
+    pp: tuple[Count, ...] | None = None
+    cp: tuple[Count, ...] | None = None
+    ep: tuple[Count, ...] | None = None
+    vpp: tuple[Count, ...] | None = None
+    micro_batch: tuple[Count, ...] | None = None
     zero_stage: tuple[Annotated[int, Field(ge=0, le=3)], ...] | None = None
     recompute: tuple[Recompute, ...] | None = None
     sequence_parallel: tuple[bool, ...] | None = None
@@ -74,11 +79,11 @@ class Space(Spec):
 
 
 class Budget(Spec):
-    """When to stop: whichever comes first. `min_gain` is the expected relative gain of going on."""
+    """When to stop: whichever comes first. `min_gain` is the expected relative gain of going on (0.01: one percent)."""
 
-    gpu_s: Annotated[float, Field(gt=0)] | None = None
-    max_trials: Annotated[int, Field(ge=1)] | None = None
-    min_gain: Annotated[float, Field(ge=0)] = 0.01
+    gpu_s: GpuSeconds | None = None
+    max_trials: Annotated[int, Field(ge=1, le=MAX_TRIALS)] | None = None
+    min_gain: Annotated[float, Field(ge=0, le=100)] = 0.01
 
 
 class Tuning(Spec):
@@ -94,7 +99,7 @@ class Tuning(Spec):
     workload: Workload
     space: Space = Space()
     budget: Budget = Budget()
-    seed: int = 0
+    seed: Seed = 0
     cold: bool = False
     sampler: SamplerName = SamplerName.PLAN
     history: str = ""

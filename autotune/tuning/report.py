@@ -44,10 +44,18 @@ def tuning_data(tuning: Tuning, trials: Sequence[Trial], profile: Profile | None
     }
 
 
-def tuning_answer(store: Store, tuning: Tuning) -> dict[str, Any]:
-    """A tuning as it is shown: its request, where it stands, all its trials, the best plan and why it is the best."""
+def tuning_answer(store: Store, tuning: Tuning, place: int | None = None) -> dict[str, Any]:
+    """A tuning as it is shown: its request, where it stands, all its trials, the best plan and why it is the best.
+
+    `place` is the one that it has among what the same principal has queued; None where it is not queued.
+    """
     data = tuning_data(tuning, store.trials(tuning.id), store.profile(tuning.cluster.key))
-    return data | {"request": tuning.to_data()}
+    return data | {"place": place, "request": tuning.to_data()}
+
+
+def queue_text(place: int) -> str:
+    """Where a queued tuning stands, in words."""
+    return f"number {place} of what is queued for the same principal in its pool"
 
 
 def submitted_answer(tuning: Tuning, *, created: bool) -> dict[str, Any]:
@@ -61,7 +69,7 @@ def submitted_answer(tuning: Tuning, *, created: bool) -> dict[str, Any]:
     }
 
 
-def tuning_row(tuning: Tuning, trials: Sequence[Trial]) -> dict[str, Any]:
+def tuning_row(tuning: Tuning, trials: Sequence[Trial], place: int | None = None) -> dict[str, Any]:
     """A tuning as one row of a list: its request by name, where it stands, and its best plan so far."""
     found = best_of(trials, tuning.cluster)
     return {
@@ -71,6 +79,7 @@ def tuning_row(tuning: Tuning, trials: Sequence[Trial]) -> dict[str, Any]:
         "cluster": tuning.cluster.name,
         "state": tuning.state.value,
         "message": tuning.message,
+        "place": place,
         "trials": len(trials),
         "gpu_s_spent": tuning.gpu_s_spent,
         "plan": found.ranked.plan.to_data() if found else None,
@@ -158,7 +167,10 @@ def ranking_data(model: ModelSpec, cluster: ClusterSpec, workload: Workload, ran
         "seconds": ranking.seconds,
         "estimates_per_s": ranking.estimates_per_s,
         "basis": ranking.plans[0].estimate.basis.value,
-        "plans": [{"plan": each.plan.to_data(), "estimate": each.estimate.to_data()} for each in ranking.plans],
+        "plans": [
+            {"plan": each.plan.to_data(), "estimate": each.estimate.to_data(), "alike": each.alike}
+            for each in ranking.plans
+        ],
     }
 
 

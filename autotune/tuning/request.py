@@ -5,11 +5,12 @@ from __future__ import annotations
 import uuid
 from contextlib import suppress
 from datetime import UTC, datetime
+from itertools import chain
 
 from autotune.errors import StoreConflictError
 from autotune.ports.store import KnowledgeStore
 from autotune.search.offline import nearest_misses, nothing_legal
-from autotune.search.space import Runtime, legal_plans, require_bounded
+from autotune.search.space import Runtime, legal_pieces, require_bounded
 from autotune.specs import Budget, ClusterSpec, ModelSpec, SamplerName, Space, Tuning, Workload
 
 
@@ -54,10 +55,11 @@ def check_request(model: ModelSpec, cluster: ClusterSpec, workload: Workload, sp
         InputError: no plan is legal for the request; names the reason of the simplest plan.
         NothingFitsError: no legal plan is estimated to fit (where the catalog allows an estimate).
     """
-    table = legal_plans(model, cluster, workload, space=space, runtime=Runtime.TORCH)
-    if not len(table):
+    tables = legal_pieces(model, cluster, workload, space=space, runtime=Runtime.TORCH)
+    first = next(tables, None)
+    if first is None:
         raise nothing_legal(model, cluster, workload, Runtime.TORCH, space)
-    nearest_misses(model, cluster, workload, table, space=space, runtime=Runtime.TORCH)
+    nearest_misses(model, cluster, workload, chain([first], tables), space=space, runtime=Runtime.TORCH)
 
 
 def submit(store: KnowledgeStore, tuning: Tuning) -> Tuning:

@@ -17,6 +17,7 @@ from typing import Any
 from sqlalchemy import Connection, Engine, Row, Table, TextClause, func, inspect, select, text
 
 from autotune.errors import InputError, StoreConflictError, StoreError
+from autotune.files import is_part, whole_file
 from storage.database.columns import Base
 from storage.database.engine import Location, build_engine, clone, locate, translated, writer
 from storage.database.schema import HEAD, bring_up_to_date, require_known, stored_revision, upgrade_within
@@ -110,18 +111,10 @@ def backup(url: str, path: Path, *, overwrite: bool = False) -> Copy:
     if target.exists() and (not overwrite or not target.is_file()):
         raise InputError("file", str(path), "the file exists; name another one, or allow overwriting (--overwrite)")
     try:
-        handle, name = tempfile.mkstemp(dir=target.parent, prefix=f".{target.name}.")
+        with whole_file(target, mode=0o600) as part, translated(location):
+            schema, rows = _write(location, part)
     except OSError as error:
         raise InputError("file", str(path), f"a file that can be written ({error.strerror})") from error
-    os.close(handle)
-    part = Path(name)
-    try:
-        with translated(location):
-            schema, rows = _write(location, part)
-        part.replace(target)
-    finally:
-        for leftover in (part, Path(f"{name}-wal"), Path(f"{name}-shm"), Path(f"{name}-journal")):
-            leftover.unlink(missing_ok=True)
     return Copy(database=location.name, file=str(path), schema=schema, rows=rows)
 
 
@@ -215,7 +208,7 @@ def _seal(part: Path) -> dict[str, int]:
 @contextmanager
 def _checked(path: Path) -> Iterator[Connection]:
     """The backup, opened for reading and of our schema: an older one as a migrated copy."""
-    if not path.is_file():
+    if not path.is_file() or is_part(path):
         raise InputError("file", str(path), "a backup made by `autotune db backup` is needed")
     location = locate(f"sqlite:///{path}")
     schema = _require_whole(location)

@@ -1,22 +1,21 @@
-"""Requests to a fleet: shared by equal askers, claimed by one tuner at a time, shown page by page."""
+"""Requests to a fleet: shared by equal askers, shown page by page."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from datetime import datetime, timedelta
 
-from sqlalchemy import ColumnElement, delete, func, insert, or_, select, text, tuple_
+from sqlalchemy import delete, func, insert, select, text, tuple_
 from sqlalchemy.exc import IntegrityError
 from sqlalchemy.orm import Session
 
 from autotune.errors import StoreConflictError
 from autotune.ports.fleet import Submission, Submitted
-from autotune.specs import EventKind, JobState, Tuning, TuningState
+from autotune.specs import EventKind, Tuning
 from storage.database.columns import Base
 from storage.database.session import RacedError, SessionStore, again, database_now, upsert
 from storage.fleet.events import state_data
-from storage.fleet.tables import EventRow, IdempotencyRow, InterestRow, JobRow
+from storage.fleet.tables import EventRow, IdempotencyRow, InterestRow
 from storage.tunings import rows
 from storage.tunings.named import locked_tuning, tuning_row
 from storage.tunings.tables import LIVE, TuningRow
@@ -120,9 +119,6 @@ def _existing(session: Session, ids: Sequence[str]) -> set[str]:
     return set(session.scalars(select(TuningRow.id).where(TuningRow.id.in_(ids))))
 
 
-LIVE_STATES = tuple(state.value for state in TuningState if not state.ended)
-
-
 class SubmissionStore(SessionStore):
     """Tunings as a fleet sees them."""
 
@@ -179,60 +175,6 @@ class SubmissionStore(SessionStore):
         with self.reading() as session:
             return list(session.scalars(theirs.order_by(InterestRow.principal)))
 
-    def claim_tuning(self, tuning_id: str, owner: str, *, lease_s: float | None) -> Tuning | None:
-        """Makes `owner` the one who may advance it, for that long. None if somebody else is, or it has ended.
-
-        Its owner may renew the claim. After its time it still is that owner's until somebody else claims it. A fleet's
-        tuning is claimed for a time; one without a pool without (None), until it is released: None for any other.
-        """
-        with self.writing() as session:
-            row = locked_tuning(session, tuning_id)
-            if TuningState(row.state).ended or bool(row.pool) != (lease_s is not None):
-                return None
-            now = database_now(session)
-            expires_at = now if lease_s is None else now + timedelta(seconds=lease_s)
-            lasts = lease_s is None or (row.claim_expires_at is not None and row.claim_expires_at > now)
-            held = bool(row.owner) and lasts
-            if held and row.owner != owner:
-                return None
-            if not held:
-                row.claimed_at = now
-            row.owner, row.claim_expires_at = owner, expires_at
-            session.flush()
-            return rows.tuning_of(row)
-
-    def release_tuning(self, tuning_id: str, owner: str) -> None:
-        """Ends the claim, if it still is that owner's; notes when it was advanced.
-
-        That is the moment at which it was claimed: a job that ended since then may not have been seen.
-        """
-        with self.writing() as session:
-            row = locked_tuning(session, tuning_id)
-            if row.owner == owner:
-                row.owner, row.claim_expires_at, row.advanced_at = "", None, row.claimed_at
-
-    def due_tunings(self) -> Sequence[str]:
-        """Live fleet tunings that nobody claims and that have no job under way, or one ended since the last advance.
-
-        Those that were advanced longest ago, or never, come first.
-        """
-        jobs = select(JobRow).where(JobRow.tuning_id == TuningRow.id)
-        idle = ~jobs.where(JobRow.ended_at.is_(None)).exists()
-        news = jobs.where(or_(TuningRow.advanced_at.is_(None), JobRow.ended_at >= TuningRow.advanced_at)).exists()
-        query = select(TuningRow.id).where(TuningRow.state.in_(LIVE_STATES), TuningRow.pool != "", or_(idle, news))
-        with self.reading() as session:
-            free = _unclaimed(database_now(session))
-            oldest = TuningRow.advanced_at.asc().nulls_first(), TuningRow.created_at, TuningRow.id
-            return list(session.scalars(query.where(free).order_by(*oldest)))
-
-    def abandoned_tunings(self) -> Sequence[str]:
-        """Ended tunings with jobs QUEUED or GRANTED that are not cancelled: whoever ended them died then."""
-        going = JobRow.state.in_((JobState.QUEUED.value, JobState.GRANTED.value)), JobRow.cancelled.is_(False)
-        query = select(TuningRow.id).join(JobRow, JobRow.tuning_id == TuningRow.id)
-        with self.reading() as session:
-            ended = TuningRow.pool != "", TuningRow.state.not_in(LIVE_STATES)
-            return list(session.scalars(query.where(*going, *ended).distinct()))
-
     def tunings_page(
         self, *, limit: int, before: str | None = None, state: str | None = None, principal: str | None = None
     ) -> Sequence[Tuning]:
@@ -249,7 +191,3 @@ class SubmissionStore(SessionStore):
                 place = tuple_(TuningRow.created_at, TuningRow.id)
                 query = query.where(place < tuple_(last.created_at, last.id))
             return [rows.tuning_of(row) for row in session.scalars(query.order_by(*order).limit(limit))]
-
-
-def _unclaimed(now: datetime) -> ColumnElement[bool]:
-    return or_(TuningRow.owner == "", TuningRow.claim_expires_at.is_(None), TuningRow.claim_expires_at <= now)

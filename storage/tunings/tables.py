@@ -62,7 +62,7 @@ class TuningRow(Base):
     """A request. It keeps its own copy of the specs: a model replaced later does not change it.
 
     Of a fleet's tuning: `sharing_key` is that of equal requests, while they may join; `owner` may advance it until
-    `claim_expires_at`; `advanced_at` is when the last advance began.
+    `claim_expires_at`; `advanced_at` is when the last advance began; the last `faults` ones failed with `fault`.
     """
 
     __tablename__ = "tunings"
@@ -105,6 +105,8 @@ class TuningRow(Base):
     claimed_at: Mapped[datetime | None] = mapped_column(UtcDateTime)
     claim_expires_at: Mapped[datetime | None] = mapped_column(UtcDateTime)
     advanced_at: Mapped[datetime | None] = mapped_column(UtcDateTime)
+    fault: Mapped[Free] = mapped_column(server_default="")
+    faults: Mapped[int] = mapped_column(server_default="0")
     state: Mapped[Key]
     message: Mapped[Free]
     stop_reason: Mapped[Free]

@@ -107,7 +107,7 @@ def test_a_trial_and_its_job_are_stored_together_or_not_at_all(store: SqlStore) 
         store.create_job(trial_job("job-1", second), trial=second, expected_owner="tuner")
     assert [each.id for each in store.jobs()] == ["job-1"]
     assert list(store.trials("tuning-1")) == [first]
-    assert kinds(store) == [EventKind.STATE, EventKind.TRIAL_STARTED]
+    assert kinds(store) == [EventKind.STATE, EventKind.STATE, EventKind.TRIAL_STARTED]
 
 
 def test_a_tuner_that_lost_its_claim_starts_nothing(store: SqlStore) -> None:

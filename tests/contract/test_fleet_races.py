@@ -241,7 +241,7 @@ def test_the_ids_of_a_log_are_seen_in_their_order(store: SqlStore) -> None:
 
     together(work, 4)
     assert seen[1:] == [event.id for event in store.events("tuning-1")]
-    assert len(seen[1:]) == 1 + 36
+    assert len(seen[1:]) == 2 + 36
 
 
 def test_nobody_waits_in_a_circle_and_no_node_is_held_twice(store: SqlStore, url: str) -> None:

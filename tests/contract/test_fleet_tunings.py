@@ -162,6 +162,8 @@ def test_due_is_what_nobody_advances_and_nothing_runs_for(store: SqlStore) -> No
 def test_due_tunings_take_turns(store: SqlStore) -> None:
     for name in ("first", "second", "third"):
         store.submit_tuning(fleet_tuning(name), sharing_key=name)
+    assert store.due_tunings() == []  # none of them has begun
+    store.admit_tunings(3)
     for name in ("first", "third"):
         store.claim_tuning(name, "tuner", lease_s=LONG_S)
         store.release_tuning(name, "tuner")
@@ -265,11 +267,11 @@ def test_the_log_is_read_on_from_where_one_was(store: SqlStore) -> None:
     live_tuning(store, "tuning-2")
     granted(store, job("job-1", tuning_id="tuning-1"))
     events = store.events("tuning-1")
-    assert [event.kind for event in events] == [EventKind.STATE, EventKind.JOB_GRANTED]
-    assert events[0].id < events[1].id
-    assert events[1].data["nodes"] == ["a", "b"]
-    assert list(store.events("tuning-1", after=events[0].id)) == [events[1]]
+    assert [event.kind for event in events] == [EventKind.STATE, EventKind.STATE, EventKind.JOB_GRANTED]
+    assert events[1].id < events[2].id
+    assert events[2].data["nodes"] == ["a", "b"]
+    assert list(store.events("tuning-1", after=events[1].id)) == [events[2]]
     assert list(store.events("tuning-1", limit=1)) == [events[0]]
-    assert store.events("tuning-1", after=events[1].id) == []
+    assert store.events("tuning-1", after=events[2].id) == []
     with pytest.raises(UnknownNameError, match="no-tuning"):
         store.events("no-tuning")

@@ -14,7 +14,7 @@ from sqlalchemy import MetaData, inspect, select
 from store_records import CLUSTER, MODEL, WORKLOAD, step_reading
 
 from autotune.errors import StoreError, StoreNewerError, StoreOlderError
-from autotune.specs import SamplerName, TuningState
+from autotune.specs import Budget, SamplerName, Space, TuningState
 from autotune.specs.regression import CauseKind, VerdictKind
 from storage import SqlStore, open_store
 from storage.care.backup import backup, restore
@@ -203,8 +203,20 @@ def test_the_next_release_backs_up_an_older_database_as_it_is_and_migrates_what_
         old, tmp_path / "saved", empty_url,
     )  # fmt: skip
     assert told == f"{BASELINE} {FOLLOWING} ()"
-    assert content(empty_url)["tunings"] == [row | {"note": "none"} for row in content(old)["tunings"]]
+    new = {"note": "none", "fault": "", "faults": 0}
+    assert content(empty_url)["tunings"] == [row | new for row in content(old)["tunings"]]
     restored = f"sqlite:///{tmp_path / 'restored.db'}"
     assert restore(restored, tmp_path / "saved").schema == HEAD  # as does ours
     with open_store(restored) as store:
         assert [item.reading for item in store.trials("first-release")] == [step_reading(), None]
+
+
+def test_numbers_that_older_releases_took_without_bounds_are_brought_within_those_of_today(old: str) -> None:
+    budget = '{"gpu_s": 1e300, "max_trials": ' + str(10**400) + ', "min_gain": 0.02}'
+    space = '{"tp": [1, ' + str(10**30) + ', -1], "zero_stage": [0]}'
+    execute(old, f"UPDATE tunings SET budget_json = '{budget}', space_json = '{space}' WHERE id = 'first-release'")
+    migrate(old)
+    with open_store(old) as store:
+        found = store.tuning("first-release")
+    assert found.budget == Budget(gpu_s=1e12, max_trials=100_000, min_gain=0.02)
+    assert found.space == Space(tp=(1,), zero_stage=(0,))

@@ -140,6 +140,7 @@ def test_a_sweep_sends_no_more_than_tuners_can_take(world: World, monkeypatch: p
     monkeypatch.setattr("autotune.fleet.sweeping.ALWAYS_ADVANCED", 1)
     world.join("a", "b")
     asked = [world.submit(2, seed=seed) for seed in range(3)]
+    world.service.admit()
     for name in ("a", "b"):
         world.store.set_node_state(name, NodeState.QUARANTINED, "by hand")
     reminded: Counter[str] = Counter()
@@ -160,6 +161,7 @@ def test_sweeps_do_not_double_what_waits_for_tuners(world: World, monkeypatch: p
     world.join("a", "b")
     for seed in range(5):
         world.submit(2, seed=seed)
+    world.service.admit()
     assert world.mail.backlog() == 5
     for _ in range(3):  # no tuner is there
         world.service.sweep()
@@ -192,7 +194,7 @@ def test_when_every_message_is_lost_the_sweep_carries_all(store: SqlStore) -> No
         if world.store.tuning(tuning_id).state.ended:
             break
     assert_done(world, tuning_id)
-    assert set(lost) == {"advance", "run"}
+    assert set(lost) == {"begin", "advance", "run"}
 
 
 def test_messages_that_come_twice_do_nothing_twice(world: World) -> None:

@@ -332,7 +332,7 @@ def test_cancelling_ends_what_waits_and_stops_what_runs(world: World) -> None:
     world.cluster = pool_cluster(nodes=1, gpus_per_node=2)
     world.join("a", "b")
     tuning_id = world.submit(1, budget=TWO)
-    world.deliver(most=1)  # advanced, and granted on both nodes
+    world.deliver(most=2)  # begun, advanced, and granted on both nodes
     assert {job.state for job in world.store.jobs(tuning_id=tuning_id)} == {JobState.GRANTED}
     assert world.service.cancel(tuning_id, "ann").state is TuningState.CANCELLED
     assert all(job.cancelled for job in world.store.jobs(tuning_id=tuning_id))
@@ -350,8 +350,9 @@ def queued(world: World) -> str:
     """A tuning whose job waits for two nodes, which somebody else's tuning has."""
     world.join("a", "b")
     world.submit(2, principal="bob", budget=TWO)
-    world.deliver(most=1)
+    world.deliver(most=2)
     tuning_id = world.submit(2, budget=TWO, seed=1)
+    world.service.admit()
     world.service.advance(tuning_id)
     assert {job.state for job in world.store.jobs(tuning_id=tuning_id)} == {JobState.QUEUED}
     return tuning_id
@@ -390,7 +391,7 @@ def test_a_request_is_checked_before_it_is_stored(world: World) -> None:
         submit(world.cluster.model_copy(update={"name": "attic"}))
     with pytest.raises(InputError, match=r"other hardware \(gpus_per_node differ\)"):
         submit(world.cluster.model_copy(update={"gpus_per_node": 8}))
-    with pytest.raises(InputError, match="pool box has 2"):
+    with pytest.raises(InputError, match="2 at most: so many have registered in pool box"):
         world.submit(3)
     with pytest.raises(InputError, match="no plan is legal"):
         world.submit(2, space=Space(tp=(3,)))

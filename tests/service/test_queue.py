@@ -10,9 +10,10 @@ from pathlib import Path
 
 import pytest
 from crew import wait_for
+from fleet_records import fleet_tuning
 from services import RedisServer, redis_server
 
-from autotune.queue.app import TUNER_QUEUE, create_app, node_queue
+from autotune.queue.app import SWEEP_QUEUE, TUNER_QUEUE, create_app, node_queue
 from autotune.queue.sending import CeleryQueue
 from autotune.settings import read_settings
 from autotune.wiring import open_fleet, open_queue, open_regression
@@ -74,18 +75,26 @@ def test_what_was_not_acknowledged_and_cannot_be_read_is_dropped(own_broker: Red
     app.close()
 
 
-def test_new_tunings_of_a_moment_are_one_message_which_a_tuner_splits(
+def test_word_of_new_requests_is_never_behind_tunings_that_wait_and_never_piles_up(
+    own_broker: RedisServer, queue: CeleryQueue
+) -> None:
+    assert all(queue.advance(name) for name in ("one", "two", "three"))
+    assert all(queue.advance() for _ in range(600))
+    assert messages(own_broker, TUNER_QUEUE) == [["one"], ["two"], ["three"]]
+    assert messages(own_broker, SWEEP_QUEUE) == [[]] * 4
+    assert queue.backlog() == 3
+
+
+def test_a_tuner_that_hears_of_new_requests_begins_those_whose_turn_it_is(
     own_broker: RedisServer, queue: CeleryQueue, tmp_path: Path
 ) -> None:
-    assert queue.advance("one", "two", "three")
-    assert messages(own_broker, TUNER_QUEUE) == [["one", "two", "three"]]
-    assert queue.backlog() == 1
     with open_store(f"sqlite:///{tmp_path / 'fleet.db'}") as store:
-        fleet = open_fleet(store, queue)
-        regression = open_regression(read_settings({}), store, queue, fleet)
-        handlers = TunerHandlers(fleet, regression, sweep_every_s=5.0)
-        handlers.advance("one", "two", "three")
-    assert messages(own_broker, TUNER_QUEUE)[1:] == [["one"], ["two"], ["three"]]
+        for number in range(3):
+            store.submit_tuning(fleet_tuning(f"tuning-{number}"), sharing_key=f"{number}")
+        fleet = open_fleet(store, queue, max_live=2)
+        handlers = TunerHandlers(fleet, open_regression(read_settings({}), store, queue, fleet), sweep_every_s=5.0)
+        handlers.advance()
+    assert messages(own_broker, TUNER_QUEUE) == [["tuning-0"], ["tuning-1"]]
 
 
 def messages(broker: RedisServer, queue: str) -> list[list[str]]:

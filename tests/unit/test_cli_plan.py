@@ -66,7 +66,7 @@ def test_tables_show_the_same_plan(autotune: Command) -> None:
 def test_options_restrict_the_space(autotune: Command) -> None:
     space = (
         "--tp", "2,4", "--pp", "2", "--micro-batch", "1,2", "--zero-stage", "1", "--recompute", "full",
-        "--sequence-parallel", "true", "--schedule", "gpipe,1f1b", "--top", "1000",
+        "--sequence-parallel", "true", "--schedule", "gpipe,1f1b", "--top", "1000", "--all",
     )  # fmt: skip
     plans = [each["plan"] for each in autotune("plan", *REQUEST, *space, "--json").data["plans"]]
     seen = {key: {plan[key] for plan in plans} for key in plans[0] if key != "recompute_modules"}

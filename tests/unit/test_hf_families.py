@@ -157,6 +157,13 @@ def test_a_language_model_inside_of_another_config_is_taken_alone() -> None:
         from_hf_config({**whole, "text_config": {"hidden_size": 8}}, "x")
 
 
+def test_a_vision_tower_beside_the_keys_of_the_text_is_left_out() -> None:
+    text = {"model_type": "qwen2_5_vl", **sizes(3584, 28, 28, 18944, 152064, num_key_value_heads=4)}
+    found = from_hf_config({**text, "vision_config": {"depth": 32}, "vision_start_token_id": 151652}, "x")
+    assert found.key == model("qwen2.5-7b").key
+    assert found.source == "Hugging Face config, qwen2_5_vl; the language model alone, without vision_config"
+
+
 @pytest.mark.parametrize(
     ("changes", "key"),
     [

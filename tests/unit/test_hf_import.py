@@ -292,7 +292,7 @@ def test_a_window_that_is_switched_off_is_accepted() -> None:
         ("llama", {"moe_layer_freq": 2}, "moe_layer_freq"),
         ("llama", {"num_experts_per_token": 2}, "num_experts_per_token"),
         ("llama", {"layers_block_type": ["mamba"]}, "layers_block_type"),
-        ("llama", {"vision_config": {"depth": 2}}, "vision_config"),
+        ("llama", {"adapter_config": {"depth": 2}}, "adapter_config"),
         ("llama", {"use_qk_norm": True}, "use_qk_norm"),
         ("qwen3_moe", {"shared_expert_intermediate_size": 64}, "shared_expert_intermediate_size"),
         ("llama", {"sliding_window": 4096}, "sliding_window"),

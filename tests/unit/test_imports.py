@@ -14,6 +14,7 @@ from benchmarks.rooms import PICTURE, ROOT, imports, picture, reduced, room_of, 
 BASE = {"errors", "specs"}
 ALLOWED: dict[str, set[str]] = {
     "errors": set(),
+    "files": set(),
     "shown": {"errors"},
     "specs": {"errors", "shown"},
     "settings": {"errors"},
@@ -23,16 +24,16 @@ ALLOWED: dict[str, set[str]] = {
     "ports": BASE,
     "search": BASE | {"cost"},
     "explain": BASE | {"cost", "search"},
-    "backtest": BASE | {"cost", "search"},
+    "backtest": BASE | {"shown", "cost", "search"},
     "knowledge": BASE | {"cost", "search", "ports"},
     "imports": BASE | {"catalog", "cost", "search", "ports", "backtest"},
     "tuning": BASE | {"cost", "export", "search", "ports", "explain", "imports", "knowledge"},
     "fleet": BASE | {"settings", "search", "ports", "tuning"},
-    "regression": BASE | {"cost", "settings", "search", "ports", "knowledge", "tuning", "fleet"},
+    "regression": BASE | {"shown", "cost", "settings", "search", "ports", "knowledge", "tuning", "fleet"},
     "queue": BASE | {"settings"},
     "client": BASE | {"settings"},
     "probes": BASE | {"ports"},
-    "storage": BASE | {"ports"},
+    "storage": BASE | {"files", "shown", "ports"},
 }
 BELOW_THE_DOORS = set(ALLOWED)
 ALLOWED |= {

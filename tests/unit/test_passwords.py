@@ -116,3 +116,9 @@ def test_a_log_shows_none_in_tracebacks_neither() -> None:
 )
 def test_what_holds_no_password_is_left_as_it_is(text: str) -> None:
     assert masked(text) == text
+
+
+@pytest.mark.parametrize("part", ["a", ":", ":a", "a:/", "@", "://", "a@:/"])
+def test_a_million_characters_are_looked_through_once(part: str) -> None:
+    text = part * (1_000_000 // len(part))  # a search that begins anew at each character takes hours
+    assert masked(f"{text} redis://:{WORD}@h").endswith(" redis://***@h")

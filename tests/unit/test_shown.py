@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import logging
+import re
 import sys
 from pathlib import Path
 
 import pytest
 from commands import Command
 from fleet_records import node
+from markdown_it import MarkdownIt
 from rich.text import Text
 from store_records import CLUSTER, MODEL
 
 from autotune.cli import output
 from autotune.errors import InputError
-from autotune.shown import LogFormatter, shown
+from autotune.shown import LogFormatter, as_cell, as_markdown, of_cell, shown
 from autotune.specs import ApiKey, ClusterSpec, ModelSpec
 from storage import open_store
 
@@ -106,3 +108,36 @@ def test_doors_of_the_command_line_refuse_it(autotune: Command, tmp_path: Path) 
         assert not {"\x9b", "\x85", "\u202e"} & set(done.err)
     with open_store(url) as store:
         assert (store.models(), store.clusters(), store.keys()) == ([], [], [])
+
+
+MARKUP = (
+    "![x](https://evil.example/pixel)", "[click](javascript:alert(1))", "<img src=x onerror=alert(1)>",
+    "<https://evil.example>", "https://evil.example", "www.evil.example",
+    "`code` **bold** _slanted_ ~~gone~~", "a | b | c", "a\\| b",
+    "&lt;b&gt;", "[x]: https://evil.example", "two\nlines\n\n# heading", "ends with a backslash \\",
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("text", MARKUP)
+def test_text_in_markdown_stays_text(text: str) -> None:
+    written = as_markdown(text)
+    reader = MarkdownIt("commonmark").enable(["table", "strikethrough"])
+    tokens = reader.parse(f"it: {written}\n\n| {written} | second |\n|---|---|\n")
+    said = [token for token in tokens if token.type == "inline"]
+    assert all({child.type for child in token.children or []} <= {"text", "text_special"} for token in said)
+    texts = ["".join(child.content for child in token.children or []) for token in said]
+    line = " ".join(text.split())
+    assert texts == [f"it: {line}", line, "second"]
+    assert not re.search(r"https?://|www\.", written)  # which some readers make links of without any brackets
+
+
+@pytest.mark.parametrize("begin", ["=", "+", "-", "@", "\t", "\r", "\n", "\uff1d"])
+def test_a_cell_that_a_spreadsheet_would_compute_is_text(begin: str) -> None:
+    text = f"{begin}HYPERLINK(...)"
+    assert as_cell(text) == f"'{text}"
+    assert of_cell(as_cell(text)) == text
+
+
+@pytest.mark.parametrize("text", ["", "a=b", "'quoted'", "'", "tp2-pp1", "5"])
+def test_any_other_cell_stays_as_it_is(text: str) -> None:
+    assert as_cell(text) == of_cell(text) == text

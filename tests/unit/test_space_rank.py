@@ -30,6 +30,36 @@ def test_the_best_of_the_whole_space_come_first() -> None:
     assert ranking.estimates_per_s > 0
 
 
+def test_plans_that_the_estimate_cannot_tell_apart_are_one_line() -> None:
+    cluster = cluster_from_shorthand("a100-80gb-sxm:1x8")
+    table = legal_plans(LLAMA, cluster, WORK)
+    estimates = estimate_table(LLAMA, cluster, WORK, table)
+    ranking = rank(LLAMA, cluster, WORK, limit=5, distinct=True)
+    layouts = [(item.plan.tp, item.plan.pp) for item in ranking.plans]
+    assert len(set(layouts)) == len(layouts) == 5
+    assert any(item.alike for item in ranking.plans)
+    for item in ranking.plans:
+        own = np.flatnonzero((table.tp == item.plan.tp) & (table.pp == item.plan.pp) & estimates.fits)
+        worth = estimates.expected[own]
+        near = own[worth >= 0.95 * worth.max()]
+        assert item.alike == len(near) - 1
+        plans = [table.plan(int(row)) for row in near]
+        assert item.plan in plans
+        assert switched_on(item.plan) == min(map(switched_on, plans))
+
+
+def switched_on(plan: Plan) -> int:
+    return sum(
+        (
+            plan.cp > 1,
+            plan.vpp > 1,
+            plan.recompute is not Recompute.NONE,
+            plan.zero_stage > 1,
+            bool(plan.recompute_modules),
+        )
+    )
+
+
 def test_a_small_space_gives_all_its_plans() -> None:
     cluster = cluster_from_shorthand("a100-80gb-sxm:1x8")
     space = Space(tp=(8,), zero_stage=(0,), sequence_parallel=(True,), micro_batch=(1, 2))
@@ -68,12 +98,12 @@ def test_misses_on_one_node_without_a_link_between_nodes() -> None:
     alone = cluster.model_copy(update={"inter": None})
     table = legal_plans(spec, alone, WORK, runtime=Runtime.TORCH)
     with pytest.raises(NothingFitsError, match="3 nodes"):
-        nearest_misses(spec, alone, WORK, table, runtime=Runtime.TORCH)
+        nearest_misses(spec, alone, WORK, [table], runtime=Runtime.TORCH)
 
 
 def test_no_misses_where_something_fits() -> None:
     cluster = cluster_from_shorthand("a100-80gb-sxm:1x8")
-    nearest_misses(LLAMA, cluster, WORK, legal_plans(LLAMA, cluster, WORK))
+    nearest_misses(LLAMA, cluster, WORK, [legal_plans(LLAMA, cluster, WORK)])
 
 
 def test_of_equally_fast_plans_the_one_with_less_memory_is_first() -> None:

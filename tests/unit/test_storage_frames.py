@@ -183,3 +183,28 @@ def test_unknown_tables_and_formats_are_named(store: SqlStore, tmp_path: Path) -
         frame(store, "trails")
     with pytest.raises(UnknownNameError, match=r"'xlsx'.*csv, parquet"):
         export(store, "trials", "xlsx", tmp_path / "t.xlsx")
+
+
+def test_no_cell_of_a_csv_file_is_a_formula(tmp_path: Path) -> None:
+    with open_store(f"sqlite:///{tmp_path / 'a.db'}") as store:
+        store.create_tuning(tuning(message="=cmd|' /C calc'!A0"))
+        file = export(store, "tunings", "csv", tmp_path / "t.csv")
+        parquet = export(store, "tunings", "parquet", tmp_path / "t.parquet")
+    with file.open(newline="") as opened:
+        (line,) = csv.DictReader(opened)
+    assert line["message"] == "'=cmd|' /C calc'!A0"
+    assert (line["id"], line["seq_len"]) == ("tuning-1", str(WORKLOAD.seq_len))
+    assert list(pd.read_parquet(parquet).message) == ["=cmd|' /C calc'!A0"]
+
+
+def test_a_run_comes_back_from_its_cell_as_it_was(tmp_path: Path) -> None:
+    from autotune.backtest.csv_rows import REQUIRED, read_csv_rows
+
+    file = tmp_path / "runs.csv"
+    values = dict.fromkeys(REQUIRED, "1") | {"group": "'=a group", "source": "'a source", "iter_time_s": "1"}
+    with file.open("w", newline="") as opened:
+        writer = csv.DictWriter(opened, list(values))
+        writer.writeheader()
+        writer.writerow(values)
+    (row,) = read_csv_rows(file)
+    assert (row.text("group"), row.text("source")) == ("=a group", "'a source")

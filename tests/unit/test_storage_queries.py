@@ -31,6 +31,9 @@ QUERIES: dict[str, Callable[[SqlStore], object]] = {
     "gpu_s_by_principal": lambda store: store.gpu_s_by_principal(MOMENT),
     "events": lambda store: store.events("tuning-1", after=7),
     "due_tunings": lambda store: store.due_tunings(),
+    "admit_tunings": lambda store: store.admit_tunings(1),
+    "next_turn": lambda store: store.next_turn("tuning-1"),
+    "queue_places": lambda store: store.queue_places(["tuning-1"]),
     "abandoned_tunings": lambda store: store.abandoned_tunings(),
     "tunings_page": lambda store: store.tunings_page(limit=9, before="tuning-1"),
     "tunings_page of a principal": lambda store: store.tunings_page(limit=9, principal="ada"),
@@ -52,6 +55,7 @@ SCANNED = ("SCAN places", "SCAN (subquery", "USING INDEX ix_tunings_created_at",
 # readings of one cluster, of which `db compact` keeps few of each kind.
 SORTED = {"best_trials", "tunings", "profile", "jobs of a tuning", "due_tunings", "unsent_members", "grant"}
 SORTED |= {"queued_jobs", "abandoned_tunings", "collective_readings", "submit_tuning"}
+SORTED |= {"admit_tunings", "next_turn", "queue_places"}
 SORTED |= {"cancel_jobs", "expire_members", "tunings_page", "tunings_page of a principal", "tunings_page of a state"}
 
 

@@ -10,6 +10,7 @@ import socket
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, closing, contextmanager
+from functools import partial
 from pathlib import Path
 from urllib.parse import urlsplit
 
@@ -24,7 +25,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from services import RedisServer
 from test_api_serve import OPEN, served
 
-from autotune.api import connections, server
+from autotune.api import access, connections, server
 from autotune.api import events as stream
 from autotune.api.connections import MAX_HEAD_BYTES, MAX_SENT_BYTES, origin_of
 from autotune.api.examples import CLUSTERS, KEYS, MODELS, QUARANTINES, TUNING_REQUESTS
@@ -362,6 +363,16 @@ def test_a_key_that_comes_twice_means_nothing(api: Api) -> None:
     assert_problem(refused, 400, "malformed", "seed", "twice")
 
 
+def test_a_refusal_takes_no_longer_than_the_body_is_long(api: Api) -> None:
+    """Each is refused after one look at it; one that compares all with all holds everybody up for minutes or hours."""
+    headers = {"content-type": "application/json"}
+    named = api.request("POST", "/tunings", content=json.dumps(TINY | {"model": "a:" * 500_000}), headers=headers)
+    assert_problem(named, 422, "input", "model")
+    names = [*range(18_000), 17_999]
+    many = "{" + ",".join(f'"{"x" * 40}{name:05}":1' for name in names) + "}"
+    assert_problem(api.request("POST", "/tunings", content=many, headers=headers), 400, "malformed", "twice")
+
+
 def test_no_header_is_an_error_of_ours(start_api: StartApi) -> None:
     api = start_api(open_locally=True)
     for name, value in (
@@ -399,6 +410,16 @@ def test_what_no_route_takes_has_a_rate_by_address_and_rests(
     with opened(api.url, refused_one + GET + b"\r\n") as connection:
         assert heard(connection).count(b"HTTP/1.1") == 1
     assert closed_for(api) == {"idle": 1, "pipelined": 1}
+
+
+def test_a_minutes_strays_are_not_taken_at_once(start_api: StartApi, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(access, "STRANGERS", 2)
+    api = start_api(rate="500/minute")
+    for path, headers in (("/no", {}), ("/tunings", {"Authorization": "Bearer x"})):
+        asked = partial(api.request, "GET", path, None, headers=headers)
+        refused = wait_for("a refusal", lambda asked=asked: found if (found := asked()).status_code == 429 else None)
+        assert_problem(refused, 429, "too-many-requests", "2 per 1 second")
+    assert api.request("GET", "/tunings").status_code == 200
 
 
 def test_nobody_makes_series_of_metrics(api: Api) -> None:

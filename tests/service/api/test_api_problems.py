@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import json
+import socket
 from collections.abc import Iterator
-from concurrent.futures import FIRST_COMPLETED, ThreadPoolExecutor, wait
-from urllib.parse import quote
+from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
+from contextlib import ExitStack
+from urllib.parse import quote, urlsplit
 
 import httpx
 import pytest
-from api_server import ON_BOTH, TINY, Api, StartApi, assert_problem
+from api_server import ON_BOTH, TIMEOUT_S, TINY, Api, StartApi, assert_problem
 from sqlalchemy import create_engine, text
 
+from autotune.api import application
 from autotune.api.server import MAX_BODY_BYTES
-from autotune.api.sharing import MAX_WAITING, one_at_a_time
+from autotune.api.sharing import MAX_OF_ONE, MAX_WAITING, one_at_a_time
+from autotune.fleet.keys import create_key
 from autotune.specs import Role
 from storage import SqlStore
 
@@ -117,20 +121,59 @@ def test_a_broken_database_is_told_without_its_place(start_api: StartApi, url: s
         assert word not in answer.text
 
 
-def test_many_rankings_leave_room_for_quick_requests(api: Api) -> None:
-    def ranked(seq_len: int) -> httpx.Response:
-        question = {"model": "gpt2", "cluster": "a100-80gb-sxm:2x8", "seq_len": seq_len}
-        return api.request("GET", "/plans", Role.READ, params=question)
+def ranked(api: Api, secret: str, seq_len: int) -> httpx.Response:
+    question = {"model": "gpt2", "cluster": "a100-80gb-sxm:2x8", "seq_len": seq_len}
+    return api.request("GET", "/plans", None, params=question, headers={"Authorization": f"Bearer {secret}"})
 
-    api.secret(Role.READ)
+
+def test_many_rankings_leave_room_for_quick_requests(api: Api) -> None:
+    names = range(MAX_WAITING // MAX_OF_ONE)
+    secrets = [create_key(api.store, f"user-{name}", "read").secret for name in names]
     with ThreadPoolExecutor(MAX_WAITING) as clients:
-        with one_at_a_time():  # one place is taken, so one of these is too many
-            asked = [clients.submit(ranked, 1024 - number) for number in range(MAX_WAITING)]
+        with one_at_a_time("somebody"):  # one place is taken, so one of these is too many
+            asked = [
+                clients.submit(ranked, api, secrets[number // MAX_OF_ONE], 1024 - number)
+                for number in range(MAX_WAITING)
+            ]
             (refused,) = wait(asked, return_when=FIRST_COMPLETED).done
             assert_problem(refused.result(), 503, "unavailable", "wait already")
             assert int(refused.result().headers["retry-after"]) > 0
             assert api.request("GET", "/tunings").status_code == 200
         assert sorted(each.result().status_code for each in asked) == [200] * (MAX_WAITING - 1) + [503]
+
+
+def test_one_principal_leaves_the_others_their_places_for_rankings(api: Api) -> None:
+    greedy, modest = (create_key(api.store, name, "read").secret for name in ("greedy", "modest"))
+    with ThreadPoolExecutor(MAX_WAITING + 1) as clients:
+        with one_at_a_time("somebody"):
+            asked = [clients.submit(ranked, api, greedy, 1024 - number) for number in range(MAX_WAITING)]
+            refused, waiting = set[Future[httpx.Response]](), set(asked)
+            while len(waiting) > MAX_OF_ONE:
+                done, waiting = wait(waiting, return_when=FIRST_COMPLETED)
+                refused |= done
+            for each in refused:
+                assert_problem(each.result(), 429, "too-many-requests", "greedy")
+            other = clients.submit(ranked, api, modest, 512)
+        assert [each.result().status_code for each in (*waiting, other)] == [200] * (MAX_OF_ONE + 1)
+
+
+def test_whoever_waits_for_the_same_ranking_waits_in_no_thread(
+    start_api: StartApi, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(application, "THREADS", 2)
+    api = start_api()
+    assert api.request("GET", "/tunings").status_code == 200
+    key = f"Authorization: Bearer {api.secret(Role.ADMIN)}"
+    asked = f"GET /plans?model=gpt2&cluster=a100-80gb-sxm:2x8 HTTP/1.0\r\n{key}\r\n\r\n".encode()
+    where = urlsplit(api.url)
+    with ExitStack() as stack:
+        address = (where.hostname or "", where.port or 0)
+        clients = [stack.enter_context(socket.create_connection(address, TIMEOUT_S)) for _ in range(4)]
+        with one_at_a_time("somebody"):
+            for client in clients:
+                client.sendall(asked)
+            assert api.request("GET", "/tunings").status_code == 200
+        assert [client.recv(12)[-3:] for client in clients] == [b"200"] * 4
 
 
 def test_a_cluster_that_a_path_cannot_mean_is_not_found(api: Api) -> None:

@@ -44,7 +44,7 @@ from autotune.api.known_answers import (
 )
 from autotune.api.metrics import Liveness
 from autotune.errors import StoreError
-from autotune.queue.app import TUNER_QUEUE
+from autotune.queue.app import SWEEP_QUEUE
 from autotune.settings import Settings
 from autotune.specs import NodeState, Role
 from autotune.wiring import open_fleet, open_queue
@@ -119,7 +119,7 @@ def test_nobody_waits_for_a_broker_that_is_silent(
                 with broker.frozen():
                     assert api.request("POST", "/tunings", json=TINY).status_code == 201
                     assert "was not sent" not in caplog.text  # nobody has given up on the broker yet
-                wait_for("the message", lambda: broker.client.llen(TUNER_QUEUE) == 1)
+                wait_for("the message", lambda: broker.client.llen(SWEEP_QUEUE) == 1)
 
 
 def test_nobody_is_served_before_there_is_a_key_but_this_machine_by_name(url: str, autotune: Command) -> None:
@@ -196,7 +196,7 @@ def test_a_broker_that_is_away_is_said_once_and_requests_are_served(url: str) ->
         ):
             told = client.get("/healthz").json()
     assert [line for line in said if "broker" in line] == [
-        f"Warning: the broker redis://127.0.0.1:{broker.port}/0 does not answer. "
+        f"Warning: the broker redis://***@127.0.0.1:{broker.port}/0 does not answer. "
         "Requests are stored; workers get them once it is back.\n"
     ]
     assert (told["status"], told["broker"], told["database"]) == ("degraded", "unreachable", "ok")

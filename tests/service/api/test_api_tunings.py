@@ -59,6 +59,21 @@ def test_equal_requests_share_one_tuning(api: Api) -> None:
     assert submitted(api, seed=1).tuning != first.tuning
 
 
+def test_a_queued_tuning_says_its_place_in_the_line_of_whoever_asked(api: Api, url: str, autotune: Command) -> None:
+    mine = [submitted(api, seed=seed).tuning for seed in range(3)]
+    theirs = submitted(api, Role.ADMIN, seed=9).tuning
+    rows = {row.tuning: row.place for row in TuningPage.from_data(api.request("GET", "/tunings").json()).tunings}
+    assert [rows[each] for each in (*mine, theirs)] == [1, 2, 3, 1]
+    shown = TuningAnswer.from_data(api.request("GET", f"/tunings/{mine[2]}").json())
+    assert shown.place == 3
+    printed = autotune("show", mine[2], "--db", url).out
+    assert "is queued: number 3 of what is queued for the same principal" in printed
+    assert "queued, number 3" in autotune("history", "--db", url).out
+    assert len(api.store.admit_tunings(1)) == 2
+    for tuning_id, place in zip(mine, (None, 1, 2), strict=True):
+        assert TuningAnswer.from_data(api.request("GET", f"/tunings/{tuning_id}").json()).place == place
+
+
 def test_a_model_that_somebody_else_stored_meanwhile_is_the_one_that_is_tuned(api: Api, store: SqlStore) -> None:
     first, second = (MODEL.model_copy(update={"name": "mine", "layers": layers}) for layers in (2, 4))
     assert api.request("POST", "/models", Role.SUBMIT, json=first.to_data()).status_code == 201

@@ -234,7 +234,7 @@ def test_a_tuning_without_trials_is_shown_without_a_table(there: Command, store:
 
 def test_the_best_plan_of_a_tuning_that_goes_on_is_called_so(there: Command, store: SqlStore) -> None:
     measured(store)
-    assert "Tuning tuning-1 is still under way (queued): this is its best plan so far" in there("best").out
+    assert "Tuning tuning-1 is still under way (profiling): this is its best plan so far" in there("best").out
     store.save_tuning(store.tuning("tuning-1").model_copy(update={"state": TuningState.DONE}))
     assert "under way" not in there("best", "--tuning", "tuning-1").out
 
