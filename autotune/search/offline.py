@@ -64,7 +64,7 @@ def estimated(
     """
     table = PlanTable.of(plans)
     estimates = estimate_table(model, cluster, workload, table, profile)
-    posterior = believe(table, features(table), estimates, (), devices=cluster.devices, setup_s=0.0, steps=1)
+    posterior = believe(table, features(table), [estimates], (), devices=cluster.devices, setup_s=0.0, steps=1)
     found = []
     for i, sd in enumerate(posterior.log_sd):
         one, spread = estimates.row(i), float(np.exp(NINETY_PERCENT * sd))

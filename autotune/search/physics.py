@@ -18,6 +18,9 @@ from autotune.cost.table import Floats
 
 NOTHING: Floats = np.zeros(0)
 
+ZERO_STAGES = ("zero_0", "zero_1", "zero_2", "zero_3")
+"""A factor of the whole step for each ZeRO stage: each is code of its own, which may be slow alone."""
+
 PRIOR_SD = {
     "all": 0.01,
     "compute": 0.01,
@@ -26,6 +29,7 @@ PRIOR_SD = {
     "messages": 0.12,
     "gradients": 0.2,
     "optimizer": 0.12,
+    **dict.fromkeys(ZERO_STAGES, 0.02),
 }
 """Standard deviation of each parameter before anything was measured, for a framework whose constants were checked."""
 
@@ -37,6 +41,7 @@ UNCHECKED_SD = {
     "messages": 0.7,
     "gradients": 0.6,
     "optimizer": 0.7,
+    **dict.fromkeys(ZERO_STAGES, 0.15),
 }
 """The same for one that nobody checked: sources that nothing was fitted on are off by exp(0.3) as a whole."""
 
@@ -85,11 +90,49 @@ def prior_covariance(estimates: EstimateTable, errors: Floats = NOTHING) -> Floa
     return np.diag([UNCHECKED_SD[name] ** 2 + network.get(name, 0.0) ** 2 for name in PARAMETERS])
 
 
+@dataclass(frozen=True, eq=False, slots=True)
+class Supposed:
+    """What may be so: how probably, and mean and covariance of the parameters then."""
+
+    probability: float
+    mean: Floats
+    covariance: Floats
+
+
+OTHER_NETWORK, OTHER_EVERYTHING = 0.1, 0.05
+"""How probably the network of a checked framework is several times as slow or as fast as it was read, and how probably
+nothing is as it was checked (assumed): a reading may be old, and a cluster may be shared."""
+
+NETWORK_FACTOR = 1.4
+"""ln of such a factor."""
+
+
+def priors(estimates: EstimateTable, errors: Floats = NOTHING) -> list[Supposed]:
+    """What may be so, the likeliest first; each counts by how probable it makes what was measured.
+
+    What was checked is a strong claim, and a slow network is more than a wide spread around a fast one: it changes
+    which plans are good.
+    """
+    usual = prior_covariance(estimates, errors)
+    wide = np.diag([UNCHECKED_SD[name] ** 2 for name in PARAMETERS])
+    as_assumed = np.zeros(len(PARAMETERS))
+    link = NETWORK_FACTOR * np.array([name in UNREAD_SD for name in PARAMETERS], dtype=np.float64)
+    if usual[0, 0] >= wide[0, 0]:
+        return [Supposed(1.0, as_assumed, usual)]
+    return [
+        Supposed(1.0 - 2.0 * OTHER_NETWORK - OTHER_EVERYTHING, as_assumed, usual),
+        Supposed(OTHER_NETWORK, link, usual + np.diag(0.1 * link)),
+        Supposed(OTHER_NETWORK, -link, usual + np.diag(0.1 * link)),
+        Supposed(OTHER_EVERYTHING, as_assumed, wide),
+    ]
+
+
 def behaviour(estimates: EstimateTable, parameters: Floats, rows: NDArray[np.intp] | None = None) -> Behaviour:
     """The step time under corrected parameters.
 
-    step = all * (joined(compute + exchange, host) + messages + gradients - hidden + optimizer), where hidden is the
-    least of what may be hidden and the computation beside it (cost.time.Terms).
+    step = all * zero * (joined(compute + exchange, host) + messages + gradients - hidden + optimizer), where zero is
+    the factor of the plan's ZeRO stage and hidden the least of what may be hidden and the computation beside it
+    (cost.time.Terms).
 
     Args:
         estimates: of a table.
@@ -97,8 +140,8 @@ def behaviour(estimates: EstimateTable, parameters: Floats, rows: NDArray[np.int
         rows: of the table; all of them by default.
     """
     where = slice(None) if rows is None else rows
-    whole, compute_f, exchange_f, host_f, messages_f, gradients_f, optimizer_f = np.exp(parameters)
-    terms = estimates.terms
+    whole, compute_f, exchange_f, host_f, messages_f, gradients_f, optimizer_f, *stages = np.exp(parameters)
+    terms, zero = estimates.terms, estimates.zero_stage[where]
     compute, exchange = terms.compute[where] * compute_f, terms.exchange[where] * exchange_f
     device, host = compute + exchange, terms.host[where] * host_f
     paced = joined(device, host, queued=estimates.queued)
@@ -118,4 +161,5 @@ def behaviour(estimates: EstimateTable, parameters: Floats, rows: NDArray[np.int
         gradients - np.where(limited, 0.0, hideable),
         optimizer,
     ]
-    return Behaviour(np.log(whole * step), (np.stack(parts) / step).T)
+    own = [(zero == stage).astype(np.float64) for stage in range(len(stages))]
+    return Behaviour(np.log(whole * np.array(stages)[zero] * step), np.concatenate([np.stack(parts) / step, own]).T)

@@ -20,9 +20,9 @@ PLANS = [Plan(tp=tp, pp=pp, dp=16 // tp // pp, micro_batch=2) for tp in (1, 2, 4
 
 
 CHECKED = {"all": 0.01, "compute": 0.01, "exchange": 0.08, "host": 0.04, "messages": 0.12, "gradients": 0.2}
-CHECKED |= {"optimizer": 0.12}
+CHECKED |= {"optimizer": 0.12, **dict.fromkeys(("zero_0", "zero_1", "zero_2", "zero_3"), 0.02)}
 UNCHECKED = {"all": 0.3, "compute": 0.15, "exchange": 0.5, "host": 0.6, "messages": 0.7, "gradients": 0.6}
-UNCHECKED |= {"optimizer": 0.7}
+UNCHECKED |= {"optimizer": 0.7, **dict.fromkeys(("zero_0", "zero_1", "zero_2", "zero_3"), 0.15)}
 
 
 def estimates(framework: Framework, nodes: int = 2, profile: Profile | None = None) -> EstimateTable:
