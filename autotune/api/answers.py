@@ -205,6 +205,15 @@ class TrialPage(Spec):
     next: str | None
 
 
+class InFramework(Spec):
+    """Whether a framework runs the best plan, else why not; and the fastest plan that it runs, if any was measured."""
+
+    target: str
+    reason: str | None
+    plan: Plan | None
+    tokens_per_s_per_gpu: float | None
+
+
 class TuningAnswer(Spec):
     """A tuning, its trials, its best plan and the explanation, as far as it has come.
 
@@ -219,6 +228,7 @@ class TuningAnswer(Spec):
     explanation: Explanation | None
     trials: list[TrialRow]
     gpu_s_spent: float
+    frameworks: list[InFramework]
     place: int | None
     request: Tuning
 
@@ -232,14 +242,26 @@ class RunnerUp(Spec):
     repeats: int
 
 
+class Placeholder(Spec):
+    """What only the user knows, and the words of the command that stand in for it."""
+
+    name: str
+    words: list[str]
+    about: str
+
+
 class Launch(Spec):
-    """The plan as arguments of a training framework."""
+    """The plan as a launch of a training framework; `files` are the script of one node and its config, by name."""
 
     target: str
+    version: str
     argv: list[str]
+    environment: dict[str, str]
     config: str
     config_name: str
+    placeholders: list[Placeholder]
     notes: list[str]
+    files: dict[str, str]
 
 
 class BestAnswer(Spec):
@@ -255,6 +277,7 @@ class BestAnswer(Spec):
     fingerprint_key: str
     fingerprint: Fingerprint | None
     runner_up: RunnerUp | None
+    frameworks: list[InFramework]
     launch: Launch | None
 
 
@@ -281,6 +304,7 @@ class PlansAnswer(Spec):
     seconds: float
     estimates_per_s: float
     basis: str
+    frameworks: list[InFramework]
     plans: list[PlanEstimate]
 
 

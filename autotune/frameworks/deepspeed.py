@@ -5,10 +5,11 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from autotune.export.arguments import ExportRequest, LaunchArguments, refuse, refuse_choices
+from autotune.frameworks.arguments import ExportRequest, LaunchArguments, refuse, refuse_choices
 from autotune.specs import DType, Plan, Recompute, Schedule
 
 NAME = "deepspeed"
+VERSIONS = ("0.19",)
 CONFIG = "autotune.json"
 _COMMUNICATED = {DType.FP32: "fp32", DType.BF16: "bfp16", DType.FP16: "fp16"}
 
@@ -36,6 +37,7 @@ def export(run: ExportRequest) -> LaunchArguments:
     launch = ("deepspeed", "--num_nodes", nodes, "--num_gpus", gpus)
     return LaunchArguments(
         target=NAME,
+        version=run.version,
         argv=(*launch, "train.py", "--deepspeed", "--deepspeed_config", CONFIG),
         config_name=CONFIG,
         config=json.dumps(_config(run), indent=2) + "\n",

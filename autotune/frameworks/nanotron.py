@@ -6,10 +6,11 @@ from typing import Any
 
 import yaml
 
-from autotune.export.arguments import ExportRequest, LaunchArguments, refuse, refuse_choices
+from autotune.frameworks.arguments import ExportRequest, LaunchArguments, refuse, refuse_choices
 from autotune.specs import DType, ModelSpec, Norm, Optimizer, Plan, Position, Recompute, Schedule, Workload
 
 NAME = "nanotron"
+VERSIONS = ("0.4",)
 CONFIG = "autotune.yaml"
 _DTYPES = {DType.BF16: "bfloat16", DType.FP16: "float16", DType.FP32: "float32"}
 _ENGINES = {Schedule.GPIPE: "afab", Schedule.ONE_F_ONE_B: "1f1b"}
@@ -38,6 +39,7 @@ def export(run: ExportRequest) -> LaunchArguments:
     refuse_choices(NAME, run, grad_dtype=("fp32", workload.dtype.value))
     return LaunchArguments(
         target=NAME,
+        version=run.version,
         argv=(*run.torchrun(), "run_train.py", "--config-file", CONFIG),
         config_name=CONFIG,
         config=yaml.safe_dump(_config(run), sort_keys=False),

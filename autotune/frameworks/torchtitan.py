@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import json
 
-from autotune.export.arguments import ExportRequest, LaunchArguments, refuse, refuse_choices
+from autotune.frameworks.arguments import ExportRequest, LaunchArguments, refuse, refuse_choices
 from autotune.specs import DType, Optimizer, Recompute, Schedule
 
 NAME = "torchtitan"
+VERSIONS = ("0.2",)
 CONFIG = "autotune.toml"
 _SCHEDULES = {Schedule.GPIPE: "GPipe", Schedule.ONE_F_ONE_B: "1F1B", Schedule.INTERLEAVED: "Interleaved1F1B"}
 _PRECISION = {DType.BF16: "bfloat16", DType.FP32: "float32"}
@@ -51,6 +52,7 @@ def export(run: ExportRequest) -> LaunchArguments:
     refuse_choices(NAME, run)
     return LaunchArguments(
         target=NAME,
+        version=run.version,
         argv=(*run.torchrun(), "-m", "torchtitan.train", "--job.config_file", CONFIG),
         config_name=CONFIG,
         config=_toml(_sections(run)),
