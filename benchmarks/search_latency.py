@@ -15,6 +15,7 @@ from collections.abc import Callable
 
 from autotune.catalog import cluster_from_shorthand, model
 from autotune.search.core import Measurement, Search
+from autotune.search.physics import Assumed
 from autotune.search.posterior import calibrated
 from autotune.search.residual import features
 from autotune.search.space import Runtime
@@ -65,7 +66,7 @@ def main() -> None:
         "told": search.trials,
         "build_s": round(built_s, 3),
         "ask_s": median_s(ask),
-        "refit_s": median_s(lambda: calibrated(points, search.estimates, timed, ())),
+        "refit_s": median_s(lambda: calibrated(points, Assumed(search.estimates), timed, ())),
         "next": search.table.plan(choice.row).key,
     }
     print(json.dumps(data, indent=2))

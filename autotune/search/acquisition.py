@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
@@ -45,19 +46,36 @@ def choose(posterior: Posterior) -> Choice | None:
 
 
 def expected_gain(posterior: Posterior) -> Floats:
-    """P(pays) * E[max(0, x / best - 1)] for log-normal x (or a mixture of such), a plan; inf without a best.
+    """P(pays) * E[max(0, x / best - 1)] for log-normal x (or a mixture of such), a plan; inf without a best."""
+    if posterior.best is None:
+        return np.full(len(posterior.log_mean), np.inf)
+    return np.asarray(sum(weight * gain for weight, gain in _gains(posterior, posterior.best)), dtype=np.float64)
+
+
+def gain_left(posterior: Posterior) -> float:
+    """What is expected to be gained in all by who finds out what holds and then runs the best plan; inf without a best.
+
+    Each supposition has a best plan of its own. One trial of one of them gains little on average where each is hardly
+    probable, but together they may be worth a search. At least the largest `expected_gain`, and that where nothing is
+    supposed but one thing.
+    """
+    open_rows = ~posterior.barred
+    if posterior.best is None:
+        return np.inf
+    return float(sum(weight * gain[open_rows].max() for weight, gain in _gains(posterior, posterior.best)))
+
+
+def _gains(posterior: Posterior, best: float) -> Iterator[tuple[float, Floats]]:
+    """(probability, expected gain) under each supposition.
 
     With z = (mu - ln best) / sigma, E[(x/best - 1)+] = exp(mu - ln best + sigma²/2) * Phi(z + sigma) - Phi(z).
     (The Black-Scholes integral; Jones et al. 1998 have the normal case.)
     """
-    if posterior.best is None:
-        return np.full(len(posterior.log_mean), np.inf)
-    gain = np.zeros(len(posterior.log_mean))
     for weight, mean, sd in posterior.suppositions or [(1.0, posterior.log_mean, posterior.log_sd)]:
-        ahead = mean - np.log(posterior.best)
+        ahead = mean - np.log(best)
         z = ahead / sd
-        gain += weight * np.maximum(np.exp(np.minimum(ahead + 0.5 * sd**2, 50.0)) * ndtr(z + sd) - ndtr(z), 0.0)
-    return np.asarray(gain * posterior.p_pays, dtype=np.float64)
+        gain = np.exp(np.minimum(ahead + 0.5 * sd**2, 50.0)) * ndtr(z + sd) - ndtr(z)
+        yield weight, np.maximum(gain, 0.0) * posterior.p_pays
 
 
 # An estimate that was never tested on this cluster must not end a search on its own word.
@@ -98,7 +116,8 @@ def verdict(posterior: Posterior, budget: Budget, *, trials: int, gpu_s_spent: f
         spent = f"{gpu_s_spent:.0f} of the {budget.gpu_s:.0f} GPU-seconds that the search may use are spent"
         reason = f"{spent}; another trial needs about {cost:.0f}"
         return StopVerdict(stop=True, reason=reason, expected_gain=gain, gpu_s=cost)
-    if gain is not None and gain < budget.min_gain and posterior.measured >= MIN_MEASURED:
+    enough = posterior.measured >= MIN_MEASURED and gain_left(posterior) < budget.min_gain
+    if gain is not None and enough:
         reason = f"no plan left is expected to gain {budget.min_gain:.1%} (best {gain:.2%} for {cost:.0f} GPU-seconds)"
         return StopVerdict(stop=True, reason=reason, expected_gain=gain, gpu_s=cost)
     return StopVerdict(stop=False, reason="", expected_gain=gain, gpu_s=cost)

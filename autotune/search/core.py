@@ -10,7 +10,7 @@ print(search.best)
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -20,6 +20,7 @@ from autotune.cost.framework import Framework
 from autotune.cost.table import PlanTable
 from autotune.errors import InputError
 from autotune.search.acquisition import Choice, StopVerdict, choose, verdict
+from autotune.search.physics import Assumed, network_factors, with_network
 from autotune.search.posterior import Observation, Posterior, TransferObservation, believe
 from autotune.search.ranking import RankedPlan, observation, ranking
 from autotune.search.residual import EVERYTHING, Learning, features
@@ -124,8 +125,8 @@ class Search:
         if not len(table):
             raise InputError("plans", 0, "at least one legal plan is needed")
         self.legal = len(table)
-        self.table, self._supposed = self._most_promising(table, profile)
-        self.estimates = self._supposed[0]
+        self.table, self._assumed = self._most_promising(table, profile)
+        self.estimates = self._assumed[0].estimates
         self._points = features(self.table)
         self._transfers = tuple(transfers)
         self._asked: list[Plan] = []
@@ -139,7 +140,7 @@ class Search:
                 self._told.append(Observation(plan=trial.plan, out_of_memory=True))
         self._history = len(self._told)
 
-    def _most_promising(self, table: PlanTable, profile: Profile | None) -> tuple[PlanTable, list[EstimateTable]]:
+    def _most_promising(self, table: PlanTable, profile: Profile | None) -> tuple[PlanTable, list[Assumed]]:
         most = MAX_CANDIDATES // len(self._frameworks)
         if len(table) > most:
             worth = np.zeros(len(table))  # by the framework that makes most of a plan, over its own best plan
@@ -151,10 +152,19 @@ class Search:
                     found[piece] = made.tokens_per_s_per_gpu * np.maximum(made.p_fits, 0.1)
                 worth = np.maximum(worth, found / found.max())
             table = table.take(np.argsort(-worth, kind="stable")[:most])
-        return table, [self._estimates(table, profile, framework) for framework in self._frameworks]
+        return table, [item for framework in self._frameworks for item in self._networks(table, profile, framework)]
 
-    def _estimates(self, table: PlanTable, profile: Profile | None, framework: Framework | None) -> EstimateTable:
-        return estimate_table(self.model, self.cluster, self.workload, table, profile, framework)
+    def _networks(self, table: PlanTable, profile: Profile | None, framework: Framework | None) -> Iterator[Assumed]:
+        first = self._estimates(table, profile, framework)
+        for slower, probability in network_factors(first.framework).items():
+            made = first if slower == 1.0 else self._estimates(table, profile, framework, slower)
+            yield Assumed(made, probability, slower)
+
+    def _estimates(
+        self, table: PlanTable, profile: Profile | None, framework: Framework | None, slower: float = 1.0
+    ) -> EstimateTable:
+        cluster, profile = with_network(self.cluster, profile, slower)
+        return estimate_table(self.model, cluster, self.workload, table, profile, framework)
 
     @property
     def observations(self) -> Sequence[Observation]:
@@ -177,7 +187,7 @@ class Search:
         return believe(
             self.table,
             self._points,
-            self._supposed,
+            self._assumed,
             [*self._told, *flying],
             transfers=self._transfers,
             devices=self.cluster.devices,

@@ -13,8 +13,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from autotune.cost.estimate import EstimateTable
+from autotune.cost.framework import Framework
 from autotune.cost.pieces import joined
 from autotune.cost.table import Floats
+from autotune.specs import ClusterSpec, Profile
 
 NOTHING: Floats = np.zeros(0)
 
@@ -91,40 +93,86 @@ def prior_covariance(estimates: EstimateTable, errors: Floats = NOTHING) -> Floa
 
 
 @dataclass(frozen=True, eq=False, slots=True)
+class Assumed:
+    """Estimates under one assumption about framework and network, and how probable it is, over the others.
+
+    Args:
+        estimates: of a table.
+        probability: before anything was measured.
+        slower: the network takes so many times as long as was read, and the estimates have it so.
+    """
+
+    estimates: EstimateTable
+    probability: float = 1.0
+    slower: float = 1.0
+
+    @property
+    def shift(self) -> Floats:
+        """[parameters] What the estimates already have of each parameter, over those of the network as it was read."""
+        return float(np.log(self.slower)) * np.array([name in UNREAD_SD for name in PARAMETERS], dtype=np.float64)
+
+
+@dataclass(frozen=True, eq=False, slots=True)
 class Supposed:
-    """What may be so: how probably, and mean and covariance of the parameters then."""
+    """How probable a spread of the parameters is, and their covariance then."""
 
     probability: float
-    mean: Floats
     covariance: Floats
 
 
 OTHER_NETWORK, OTHER_EVERYTHING = 0.1, 0.05
-"""How probably the network of a checked framework is several times as slow or as fast as it was read, and how probably
-nothing is as it was checked (assumed): a reading may be old, and a cluster may be shared."""
+"""How probably the network is several times as slow or as fast as it was read, and how probably nothing is as it was
+checked (assumed): a reading may be old, and a cluster may be shared."""
 
-NETWORK_FACTOR = 1.4
-"""ln of such a factor."""
+NETWORK_FACTOR, NETWORK_SD = 4.0, 0.4
+"""Such a factor, and how far (ln) the network is from it then."""
 
 
-def priors(estimates: EstimateTable, errors: Floats = NOTHING) -> list[Supposed]:
-    """What may be so, the likeliest first; each counts by how probable it makes what was measured.
+def network_factors(framework: Framework) -> dict[float, float]:
+    """How many times as slow as it is taken to be the network may be, each with its probability.
 
-    What was checked is a strong claim, and a slow network is more than a wide spread around a fast one: it changes
-    which plans are good.
+    A slow network is more than a wide spread around a fast one: it changes which plans are good. The spread of a
+    framework that nobody checked covers such networks already.
     """
-    usual = prior_covariance(estimates, errors)
+    if not framework.checked:
+        return {1.0: 1.0}
+    return {1.0: 1.0 - 2.0 * OTHER_NETWORK, NETWORK_FACTOR: OTHER_NETWORK, 1.0 / NETWORK_FACTOR: OTHER_NETWORK}
+
+
+def with_network(cluster: ClusterSpec, profile: Profile | None, slower: float) -> tuple[ClusterSpec, Profile | None]:
+    """The same with its slowest link so many times as slow: that between nodes, or inside the only one."""
+    if slower == 1.0:
+        return cluster, profile
+    level, crosses = ("intra", False) if cluster.inter is None else ("inter", True)
+    link = getattr(cluster, level)
+    changed = {
+        "bytes_per_s": link.bytes_per_s and link.bytes_per_s / slower,
+        "latency_s": link.latency_s and link.latency_s * slower,
+    }
+    cluster = cluster.model_copy(update={level: link.model_copy(update=changed)})
+    if profile is None:
+        return cluster, None
+    links = tuple(
+        fit.model_copy(update={"latency_s": fit.latency_s * slower, "bytes_per_s": fit.bytes_per_s / slower})
+        if fit.crosses_nodes == crosses
+        else fit
+        for fit in profile.links
+    )
+    return cluster, profile.model_copy(update={"links": links})
+
+
+def priors(assumed: Assumed, errors: Floats = NOTHING) -> list[Supposed]:
+    """What the parameters may be, the likeliest first; each counts by how probable it makes what was measured.
+
+    What was checked is a strong claim, so that there is a small doubt in all of it.
+    """
+    usual = prior_covariance(assumed.estimates, errors)
     wide = np.diag([UNCHECKED_SD[name] ** 2 for name in PARAMETERS])
-    as_assumed = np.zeros(len(PARAMETERS))
-    link = NETWORK_FACTOR * np.array([name in UNREAD_SD for name in PARAMETERS], dtype=np.float64)
+    if assumed.slower != 1.0:
+        return [Supposed(1.0, usual + np.diag(NETWORK_SD**2 * (assumed.shift != 0.0)))]
     if usual[0, 0] >= wide[0, 0]:
-        return [Supposed(1.0, as_assumed, usual)]
-    return [
-        Supposed(1.0 - 2.0 * OTHER_NETWORK - OTHER_EVERYTHING, as_assumed, usual),
-        Supposed(OTHER_NETWORK, link, usual + np.diag(0.1 * link)),
-        Supposed(OTHER_NETWORK, -link, usual + np.diag(0.1 * link)),
-        Supposed(OTHER_EVERYTHING, as_assumed, wide),
-    ]
+        return [Supposed(1.0, usual)]
+    return [Supposed(1.0 - OTHER_EVERYTHING, usual), Supposed(OTHER_EVERYTHING, wide)]
 
 
 def behaviour(estimates: EstimateTable, parameters: Floats, rows: NDArray[np.intp] | None = None) -> Behaviour:

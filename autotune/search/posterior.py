@@ -12,7 +12,7 @@ from autotune.cost.estimate import EstimateTable
 from autotune.cost.table import Floats, PlanTable
 from autotune.search.failures import MOST_CRASHES, p_runs
 from autotune.search.peaks import peaks
-from autotune.search.physics import PARAMETERS, Supposed, behaviour, priors
+from autotune.search.physics import PARAMETERS, Assumed, Supposed, behaviour, priors
 from autotune.search.repeats import pooled, scatter
 from autotune.search.residual import EVERYTHING, PRIOR_AMPLITUDE, Evidence, Fit, Learning, carried_prior, fit
 from autotune.specs import Plan
@@ -123,7 +123,7 @@ class Posterior:
 def believe(
     table: PlanTable,
     points: Floats,
-    estimates: Sequence[EstimateTable],
+    assumed: Sequence[Assumed],
     observations: Sequence[Observation],
     *,
     transfers: Sequence[TransferObservation] = (),
@@ -137,7 +137,7 @@ def believe(
     Args:
         table: n plans; observations of plans outside it are ignored.
         points: their features.
-        estimates: theirs, by each framework that may run them, all equally probable before anything was told.
+        assumed: their estimates, by each framework that may run them and each network that may be.
         observations: everything told so far.
         transfers: of other tunings.
         devices: N.
@@ -148,17 +148,18 @@ def believe(
     rows_of = {plan: table.find(plan) for plan in {item.plan for item in observations}}
     seen = [(row, item) for item in observations if (row := rows_of[item.plan]) is not None]
     timed = [(i, item) for i, item in seen if item.tokens_per_s_per_gpu]
-    supposed = _weighed(points, estimates, timed, transfers, learning)
+    supposed = _weighed(points, assumed, timed, transfers, learning)
     parts = []
     for _, each, learned in supposed:
-        now = behaviour(each, learned.parameters)
+        now = behaviour(each.estimates, learned.parameters)
         alike, shared_sd = learned.predict(points, now.slopes)
         parts.append((now.log_time + alike, np.hypot(shared_sd, learned.own)))
     weights = np.array([weight for weight, *_ in supposed])
     log_time, log_sd = _mixed(weights, [mean for mean, _ in parts], [sd for _, sd in parts])
     taught = [item for item in transfers if item.log_peak is not None and item.shares]
     p_fits, peak_bytes = np.zeros(len(table)), np.zeros(len(table))
-    for one in {id(each): each for _, each, _ in supposed}.values():
+    as_read = {each.estimates.framework: each.estimates for each in assumed if each.slower == 1.0}
+    for one in {each.estimates.framework: as_read[each.estimates.framework] for _, each, _ in supposed}.values():
         memory = peaks(
             points,
             one,
@@ -168,7 +169,7 @@ def believe(
             log_peaks=np.array([item.log_peak for item in taught], dtype=np.float64),
             learning=learning,
         )
-        weight = sum(weight for weight, each, _ in supposed if each is one)
+        weight = sum(weight for weight, each, _ in supposed if each.estimates.framework == one.framework)
         p_fits, peak_bytes = p_fits + weight * memory.p_fits, peak_bytes + weight * memory.reserved_bytes
     p_fits = np.minimum(p_fits, 1.0) if learning.p_fits else np.ones(len(table))
     crashed = [i for i, item in seen if item.crashed]
@@ -177,10 +178,10 @@ def believe(
     barred[[i for i, item in seen if not item.crashed or item.final or crashed.count(i) >= MOST_CRASHES]] = True
     learned_mean, learned_sd = _mixed(
         weights,
-        [learned.parameters for *_, learned in supposed],
+        [each.shift + learned.parameters for _, each, learned in supposed],
         [np.sqrt(np.diag(learned.covariance)) for *_, learned in supposed],
     )
-    speed = float(np.log(estimates[0].tokens_per_step / devices))
+    speed = float(np.log(assumed[0].estimates.tokens_per_step / devices))
     log_mean = speed - log_time
     runs: dict[int, list[float]] = {}
     for i, item in timed:
@@ -250,18 +251,18 @@ NEGLIGIBLE = 0.003
 
 def _weighed(
     points: Floats,
-    estimates: Sequence[EstimateTable],
+    assumed: Sequence[Assumed],
     timed: Sequence[tuple[int, Observation]],
     transfers: Sequence[TransferObservation],
     learning: Learning,
-) -> list[tuple[float, EstimateTable, Fit]]:
-    """(probability, estimates, fit) of each framework under each prior, by the evidence of what was measured."""
+) -> list[tuple[float, Assumed, Fit]]:
+    """(probability, what is assumed, fit) of each assumption under each prior, by the evidence of what was measured."""
     found = []
-    for each in estimates:
-        supposed = priors(each, _errors(each, timed, transfers))
+    for each in assumed if learning.calibration else [item for item in assumed if item.slower == 1.0]:
+        supposed = priors(each, _errors(each.estimates, timed, transfers))
         for prior in supposed if learning.calibration else supposed[:1]:
             learned = calibrated(points, each, timed, transfers, learning, prior)
-            known = float(np.log(prior.probability * _in_use(each)))
+            known = float(np.log(prior.probability * each.probability * _in_use(each.estimates)))
             found.append((known + learned.log_evidence, each, learned))
     most = max(log for log, *_ in found)
     kept = [(float(np.exp(log - most)), each, learned) for log, each, learned in found]
@@ -304,7 +305,7 @@ def _log_times(estimates: EstimateTable, timed: Sequence[tuple[int, Observation]
 
 def calibrated(
     points: Floats,
-    estimates: EstimateTable,
+    assumed: Assumed,
     timed: Sequence[tuple[int, Observation]],
     transfers: Sequence[TransferObservation],
     learning: Learning = EVERYTHING,
@@ -316,22 +317,22 @@ def calibrated(
 
     Args:
         points: features of the plans.
-        estimates: of the plans.
+        assumed: estimates of the plans.
         timed: (row, what was measured).
         transfers: of other tunings.
         learning: the parts that learn.
         prior: of the parameters before any of it; the likeliest of `priors` by default.
     """
+    estimates = assumed.estimates
     rows = np.array([i for i, _ in timed], dtype=np.intp)
     log_measured = _log_times(estimates, timed)
     taught = [item for item in transfers if item.log_speed is not None]
     slower = np.array([-(item.log_speed or 0.0) for item in taught], dtype=np.float64)
     unknown = (1.0,) + (0.0,) * (len(PARAMETERS) - 1)  # a transfer without slopes counts for all parameters alike
-    supposed = prior or priors(estimates, _errors(estimates, timed, transfers))[0]
+    supposed = prior or priors(assumed, _errors(estimates, timed, transfers))[0]
     slopes = np.array([item.slopes or unknown for item in taught], dtype=np.float64).reshape(-1, len(PARAMETERS))
     noise = np.array([item.noise for item in taught], dtype=np.float64)
-    mean, covariance = carried_prior(slopes, slower - slopes @ supposed.mean, noise, supposed.covariance)
-    mean = mean + supposed.mean
+    mean, covariance = carried_prior(slopes, slower - slopes @ assumed.shift, noise, supposed.covariance)
     if not learning.calibration:
         mean, covariance = np.zeros_like(mean), np.zeros_like(covariance)
     amplitude = PRIOR_AMPLITUDE if learning.residual else 0.0
