@@ -148,12 +148,16 @@ class TuningPage(Spec):
 
 
 class Submitted(Spec):
-    """What became of a request. `created` is false where it joined a tuning that asks for the same."""
+    """What became of a request. `created` is false where it joined a tuning that asks for the same.
+
+    `place` counts from 1 among what the same principal has queued in that pool; null where the tuning is not queued.
+    """
 
     tuning: str
     created: bool
     state: TuningState
     message: str
+    place: int | None
     request: Tuning
 
 

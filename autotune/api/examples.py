@@ -112,7 +112,7 @@ _TUNING: dict[str, Any] = {
     "updated_at": _LATER,
 }  # fmt: skip
 _SUBMITTED: dict[str, Any] = {
-    "tuning": _ID, "created": True, "state": "queued", "message": "",
+    "tuning": _ID, "created": True, "state": "queued", "message": "", "place": 3,
     "request": _TUNING | {"state": "queued", "gpu_s_spent": 0.0, "updated_at": _TIME},
 }  # fmt: skip
 _ROW: dict[str, Any] = {

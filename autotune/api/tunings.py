@@ -92,11 +92,12 @@ async def submit(
         principal=principal.name,
         idempotency_key=idempotency_key,
     )
-    tuning, created = await parts.submissions.ask(submission)
+    tuning, created, place = await parts.submissions.ask(submission)
     # It is stored: nobody waits until the broker has taken the message, least of all while it is away.
     begin = BackgroundTask(parts.beginnings.ask, tuning.id) if created else None
     location = {"Location": f"/tunings/{tuning.id}"}
-    return Json(submitted_answer(tuning, created=created), 201 if created else 200, location, background=begin)
+    told = submitted_answer(tuning, created=created, place=place)
+    return Json(told, 201 if created else 200, location, background=begin)
 
 
 @router.get("/tunings", responses=answer(200, TuningPage))
@@ -148,7 +149,7 @@ def cancel_tuning(
     if tuning.state.ended and tuning.state is not TuningState.CANCELLED:
         raise HTTPException(409, f"it has ended already ({tuning.state.value})")
     tuning = parts.service.cancel(tuning.id, principal.name, also=LOCAL if is_admin else None, force=force)
-    return Json(submitted_answer(tuning, created=False))
+    return Json(submitted_answer(tuning, created=False, place=_places(parts, [tuning]).get(tuning.id)))
 
 
 @router.get("/tunings/{tuning_id}/trials", responses=answer(200, TrialPage) | problems(404))

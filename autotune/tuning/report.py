@@ -77,13 +77,14 @@ def queue_text(place: int) -> str:
     return f"number {place} of what is queued for the same principal in its pool"
 
 
-def submitted_answer(tuning: Tuning, *, created: bool) -> dict[str, Any]:
-    """What became of a request for a tuning, or of one that was taken back."""
+def submitted_answer(tuning: Tuning, *, created: bool, place: int | None = None) -> dict[str, Any]:
+    """What became of a request for a tuning, or of one that was taken back; `place` is that of a queued one."""
     return {
         "tuning": tuning.id,
         "created": created,
         "state": tuning.state.value,
         "message": tuning.message,
+        "place": place,
         "request": tuning.to_data(),
     }
 

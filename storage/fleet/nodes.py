@@ -68,7 +68,7 @@ class NodeStore(SessionStore):
             row.session, row.forgotten_at = "", now
             for probe in probes:
                 if probe.state == JobState.QUEUED.value:
-                    end_queued(session, probe, now)
+                    end_queued(probe, now)
 
     def nodes(self, pool: str | None = None) -> Sequence[Node]:
         """Nodes by name."""

@@ -61,8 +61,10 @@ def test_equal_requests_share_one_tuning(api: Api) -> None:
 
 
 def test_a_queued_tuning_says_its_place_in_the_line_of_whoever_asked(api: Api, url: str, autotune: Command) -> None:
-    mine = [submitted(api, seed=seed).tuning for seed in range(3)]
-    theirs = submitted(api, Role.ADMIN, seed=9).tuning
+    told = [*(submitted(api, seed=seed) for seed in range(3)), submitted(api, Role.ADMIN, seed=9)]
+    assert [each.place for each in told] == [1, 2, 3, 1]
+    *mine, theirs = (each.tuning for each in told)
+    assert submitted(api, seed=1).place == 2, "the same again"
     rows = {row.tuning: row.place for row in TuningPage.from_data(api.request("GET", "/tunings").json()).tunings}
     assert [rows[each] for each in (*mine, theirs)] == [1, 2, 3, 1]
     shown = TuningAnswer.from_data(api.request("GET", f"/tunings/{mine[2]}").json())
