@@ -6,14 +6,14 @@ import shlex
 from collections.abc import Callable
 
 from autotune.errors import UnknownNameError
-from autotune.export import deepspeed, megatron, nanotron, nemo, torchtitan
+from autotune.export import deepspeed, megatron, nanotron, nemo, torchtitan, transformers
 from autotune.export.arguments import ExportRequest, LaunchArguments, flags
 from autotune.specs import ClusterSpec, ModelSpec, Plan, Workload
 
 __all__ = ["LaunchArguments", "launch_arguments", "own_command", "plan_text", "targets"]
 
 _EXPORTERS: dict[str, Callable[[ExportRequest], LaunchArguments]] = {
-    each.NAME: each.export for each in (megatron, deepspeed, torchtitan, nemo, nanotron)
+    each.NAME: each.export for each in (megatron, deepspeed, torchtitan, nemo, nanotron, transformers)
 }
 
 
@@ -31,11 +31,12 @@ def launch_arguments(
         UnknownNameError: a target that is not one of `targets()`.
         IllegalPlanError: a plan that does not suit the cluster and workload, or that the target cannot express.
     """
-    if target not in _EXPORTERS:
+    name, _, version = target.partition("@")
+    if name not in _EXPORTERS:
         raise UnknownNameError("target", target, targets())
     run = ExportRequest(model=model, cluster=cluster, workload=workload, plan=plan)
     run.check()
-    return _EXPORTERS[target](run)
+    return _EXPORTERS[name](run, version) if version else _EXPORTERS[name](run)
 
 
 def own_command(model: ModelSpec, cluster: ClusterSpec, workload: Workload, plan: Plan) -> str:

@@ -18,6 +18,7 @@ class LaunchArguments:
         argv: the command and its arguments, one node's; NODE_RANK, MASTER_ADDR and the like are left to the launcher.
         config_name: the file that the command reads, "" where there is none.
         config: the text of that file.
+        files: every file that the command needs, by name.
         notes: what the user must still fill in, and what the framework does differently from our step probe.
     """
 
@@ -25,6 +26,7 @@ class LaunchArguments:
     argv: tuple[str, ...]
     config_name: str = ""
     config: str = ""
+    files: tuple[tuple[str, str], ...] = ()
     notes: tuple[str, ...] = ()
 
 
