@@ -232,14 +232,26 @@ class RunnerUp(Spec):
     repeats: int
 
 
+class Placeholder(Spec):
+    """What only the user knows, and the words of the command that stand in for it."""
+
+    name: str
+    words: list[str]
+    about: str
+
+
 class Launch(Spec):
-    """The plan as arguments of a training framework."""
+    """The plan as a launch of a training framework; `files` are the script of one node and its config, by name."""
 
     target: str
+    version: str
     argv: list[str]
+    environment: dict[str, str]
     config: str
     config_name: str
+    placeholders: list[Placeholder]
     notes: list[str]
+    files: dict[str, str]
 
 
 class BestAnswer(Spec):

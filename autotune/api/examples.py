@@ -153,9 +153,10 @@ _FOUND: dict[str, Any] = {
     },
     "runner_up": {"plan": _OTHER_PLAN, "tokens_per_s_per_gpu": 3120.0, "interval": [3101.0, 3139.5], "repeats": 2},
     "launch": {
-        "target": "megatron",
+        "target": "megatron", "version": "0.19",
         "argv": ["torchrun", "--nproc-per-node", "8", "pretrain_gpt.py", "--tensor-model-parallel-size", "2"],
-        "config": "", "config_name": "", "notes": ["give your data and tokenizer"],
+        "environment": {"CUDA_DEVICE_MAX_CONNECTIONS": "1"}, "config": "", "config_name": "", "placeholders": [],
+        "notes": ["NullTokenizer adds one token"], "files": {"launch.sh": "#!/usr/bin/env bash"},
     },
 }  # fmt: skip
 _ENTRY: dict[str, Any] = {

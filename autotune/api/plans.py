@@ -39,7 +39,7 @@ from autotune.api.requests import (
 from autotune.api.sharing import one_at_a_time, require_bounded
 from autotune.api.tunings import version_of
 from autotune.errors import InputError
-from autotune.export import targets
+from autotune.frameworks import targets
 from autotune.knowledge.answer import Answer, best_known, entry_data
 from autotune.search.offline import rank
 from autotune.search.space import Runtime
@@ -82,7 +82,11 @@ async def best(
     precision: Precision = None,
     target: Annotated[
         str | None,
-        Query(alias="for", json_schema_extra={"enum": [*targets()]}, description="Give the launch arguments too."),
+        Query(
+            alias="for",
+            pattern=rf"^({'|'.join(targets())})(@[0-9.]+)?$",
+            description="Give the launch too: a framework as NAME or NAME@VERSION.",
+        ),
     ] = None,
 ) -> Response:
     """The best plan: its evidence, the runner-up and how to launch it.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
@@ -36,7 +37,10 @@ def best(
         ),
     ] = None,
     target: Annotated[
-        str | None, option("--for", "TARGET", "Give the plan as launch arguments: megatron, deepspeed, ...")
+        str | None, option("--for", "NAME[@VERSION]", "Give the plan as a launch of megatron, deepspeed, ...")
+    ] = None,
+    folder: Annotated[
+        Path | None, option("--output", "DIR", "With --for: write the launch script and its config into a directory.")
     ] = None,
     settle: Annotated[
         bool, option("--settle", help="Where nothing is known exactly: run the probes and trials that settle it.")
@@ -56,6 +60,8 @@ def best(
         raise InputError("--tuning", tuning, "give a tuning or a question (--model, --cluster, ...), not both")
     if settle and not is_asked:
         raise InputError("--settle", True, "only a question (--model, --cluster, ...) can be settled")
+    if folder is not None and target is None:
+        raise InputError("--output", str(folder), "it goes with --for: whose files are wanted")
     with ask(db) as answers:
         data = answers.best(**question, tuning=tuning, **{"for": target})
         newest = None if is_asked or tuning is not None else next(iter(answers.tunings(limit=1)), None)
@@ -73,9 +79,31 @@ def best(
         _print_known(data)
     else:
         _print_best(data)
+    written = _written(data["launch"], folder)
     if data["launch"] is not None and not as_json:
-        output.print_launch(data["launch"])
+        if written:
+            output.console().print("Written: " + ", ".join(written), soft_wrap=True)
+        else:
+            output.print_launch(data["launch"])
     return _status(data) if is_asked else 0
+
+
+def _written(launch: dict[str, Any] | None, folder: Path | None) -> list[str]:
+    """Writes the files of a launch, if that is asked for. Raises InputError where they cannot be written."""
+    from autotune.files import whole_file
+
+    if launch is None or folder is None:
+        return []
+    paths = [folder / name for name in launch["files"]]
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        for path, text in zip(paths, launch["files"].values(), strict=True):
+            with whole_file(path, mode=0o777 if path.suffix == ".sh" else 0o666) as part:
+                part.write_text(text, encoding="utf-8")
+    except OSError as error:
+        reason = error.strerror or type(error).__name__
+        raise InputError("--output", str(folder), f"a directory that can be written is needed ({reason})") from None
+    return [str(path) for path in paths]
 
 
 def _status(data: dict[str, Any]) -> int:
@@ -145,7 +173,7 @@ def _print_best(data: dict[str, Any]) -> None:
     for line in [*filter(None, [found["preferred_because"]]), *found["why"]]:
         console.print(line, soft_wrap=True)
     if data["launch"] is None:
-        from autotune.export import targets
+        from autotune.frameworks import targets
 
         console.print("Launch arguments: add --for " + "|".join(targets()))
 

@@ -34,6 +34,7 @@ from autotune.cli import (
     nodes,
     output,
     plan,
+    plans,
     probe,
     regress,
     tune,
@@ -65,6 +66,7 @@ app.command("show", rich_help_panel=_RECORDS)(tunings.show)
 app.command("history", rich_help_panel=_RECORDS)(tunings.history)
 app.command("export", rich_help_panel=_RECORDS)(imports.export)
 app.command("import", rich_help_panel=_RECORDS)(imports.import_files)
+app.command("import-plan", rich_help_panel=_CATALOG)(plans.import_plan)
 app.command("imports", rich_help_panel=_RECORDS)(imports.imports)
 app.add_typer(catalog.clusters, name="cluster", rich_help_panel=_CATALOG)
 app.add_typer(catalog.models, name="models", rich_help_panel=_CATALOG)

@@ -284,13 +284,15 @@ def moment_text(moment: str, *, seconds: bool = False) -> str:
 
 
 def print_launch(launch: Mapping[str, Any]) -> None:
-    """The command of launch arguments (export.LaunchArguments as plain data), its file, and what is left to do."""
+    """The command of launch arguments (frameworks.LaunchArguments as plain data), its file, and what is left to do."""
     import shlex
 
     # The launcher's variables must reach the shell unquoted by single quotes.
     command = " ".join(f'"{word}"' if "$" in word else shlex.quote(word) for word in launch["argv"])
-    lines = [f"Launch with {launch['target']}:", command]
+    setting = "".join(f"{name}={shlex.quote(value)} " for name, value in launch["environment"].items())
+    lines = [f"Launch with {launch['target']} {launch['version']}:", setting + command]
     if launch["config"]:
         lines += [f"with {launch['config_name']}:", launch["config"]]
+    lines += [f"yours: {each['name']}: {each['about']}" for each in launch["placeholders"]]
     lines += [f"note: {note}" for note in launch["notes"]]
     sys.stdout.write(shown("\n".join(lines)) + "\n")

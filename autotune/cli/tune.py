@@ -160,7 +160,7 @@ def _own_command(data: dict[str, object], tuning: Tuning) -> str:
     best = data["best"]
     if not isinstance(best, dict):
         return ""
-    from autotune.export import own_command
+    from autotune.frameworks import own_command
     from autotune.specs import Plan
 
     return own_command(tuning.model, tuning.cluster, tuning.workload, Plan.from_data(best["plan"]))

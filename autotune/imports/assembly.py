@@ -10,7 +10,7 @@ from autotune.catalog.gpus import recognise
 from autotune.cost.parameters import total_parameters
 from autotune.cost.work import model_flops_per_token
 from autotune.errors import InputError
-from autotune.imports.logs import GIB, LogFile, LoggedStep, TrainingLog, Value
+from autotune.imports.logs import GIB, MAX_TORN, LogFile, LoggedStep, TrainingLog, Value
 from autotune.specs import ClusterSpec, Failure, FailureKind, ModelSpec, Norm, Plan, Position, Workload
 from autotune.specs.imported import ImportedRun
 
@@ -21,6 +21,9 @@ WARMUP_STEPS = 5
 
 MIN_LINES = 3
 """A median of fewer says little."""
+
+RESTARTS = 0.25
+"""A run that starts again has more than these lines a start: where numbers go back at more, ranks' lines are mixed."""
 
 OUTSIDE = 0.025
 """Chance that is left on either side of the interval."""
@@ -105,8 +108,9 @@ def _name(log: TrainingLog) -> str:
 
 def _printed(log: TrainingLog) -> ModelSpec:
     missing = [name for name in SHAPE_FACTS if name not in log.facts]
-    if missing or log.value("experts"):
-        why = "it is a mixture of experts" if log.value("experts") else f"it does not print {', '.join(missing)}"
+    other = "it is a mixture of experts" if log.value("experts") else log.value("other_shape")
+    if missing or other:
+        why = other or f"it does not print {', '.join(missing)}"
         raise InputError(log.file.name, "no model", f"the log does not tell its model ({why}): give --model")
     value = {name: fact.value for name, fact in log.facts.items() if name in ModelSpec.model_fields}
     learned = value["position"] == Position.LEARNED.value
@@ -194,6 +198,8 @@ def run_of(log: TrainingLog, stated: Stated) -> ImportedRun:
     if gpu is not None:
         require_gpu(file, gpu.line, str(gpu.value), cluster)
     _require_memory(log, cluster)
+    log.steps = _of_one_rank(log)
+    _require_understood(log)
     model = model_of(log, stated.model)
     workload, plan = _workload(log, stated), _plan(log, stated)
     _require_possible(log, model, workload, plan, cluster)
@@ -203,6 +209,7 @@ def run_of(log: TrainingLog, stated: Stated) -> ImportedRun:
         if peak is not None and peak > cluster.device.memory_bytes:
             has = f"a {cluster.device.name} has {cluster.device.memory_bytes / GIB:.1f} GiB"
             raise InputError(f"{file.name}, peak memory", f"{peak / GIB:.1f} GiB", has)
+    _check_peaks(log, plan, cluster)
     reserved, allocated = (round(peak) if peak else None for peak in (log.reserved_bytes, log.allocated_bytes))
     common = {
         "framework": log.framework, "model": model, "cluster": cluster, "workload": workload, "plan": plan,
@@ -213,6 +220,47 @@ def run_of(log: TrainingLog, stated: Stated) -> ImportedRun:
         failure = Failure(kind=FailureKind.OOM, message=told[:300])
         return ImportedRun.model_validate({**common, "where": file.where(line), "failure": failure})
     return ImportedRun.model_validate({**common, **_speed(log, model, workload, cluster)})
+
+
+def _of_one_rank(log: TrainingLog) -> list[LoggedStep]:
+    """The steps as one rank prints them, where several print each: those of the first."""
+    ranks = list(dict.fromkeys(step.rank for step in log.steps if step.rank))
+    if len(ranks) > 1:
+        log.notes.append(f"{len(ranks)} ranks print each step: those of {ranks[0].strip()} are taken")
+        return [step for step in log.steps if step.rank == ranks[0]]
+    again = [step for last, step in zip(log.steps, log.steps[1:], strict=False) if step.number == last.number]
+    if not ranks and 2 * len(again) >= len(log.steps) > 0:
+        log.notes.append("several ranks print each step: the first of each is taken")
+        lines = {step.line for step in again}
+        return [step for step in log.steps if step.line not in lines]
+    return log.steps
+
+
+def _require_understood(log: TrainingLog) -> None:
+    """Raises InputError for a log of which too much is damaged, with the cause and not what follows from it."""
+    file, torn = log.file, len(log.torn)
+    if not torn:
+        return
+    if torn > MAX_TORN * (torn + len(log.steps)):
+        allowed = f"of {torn + len(log.steps)} lines of steps {torn} have no figure where it should be"
+        raise file.bad(log.torn[0], "step", "damaged", f"{allowed}: ranks that write into one file need labels")
+    lines = ", ".join(map(str, log.torn[:5])) + (", ..." if torn > 5 else "")
+    log.notes.append(f"{torn} damaged lines of steps are left out: {lines}")
+
+
+def _check_peaks(log: TrainingLog, plan: Plan, cluster: ClusterSpec) -> None:
+    """Raises InputError for peaks that contradict each other or the world; notes stages whose peak is not there."""
+    allocated, reserved, name = log.allocated_bytes, log.reserved_bytes, f"{log.file.name}, peak memory"
+    if allocated and reserved and allocated > reserved:
+        allowed = f"at most the {reserved / GIB:.3g} GiB that were reserved: one of the two is in another unit"
+        raise InputError(name, f"{allocated / GIB:.3g} GiB allocated", allowed)
+    beyond = max(log.peaks_of, default=0)
+    if beyond >= cluster.devices:
+        raise InputError(name, f"rank {beyond}", f"the run has {cluster.devices} ranks: a log of one run is needed")
+    stages = {rank * plan.pp // cluster.devices for rank in log.peaks_of}
+    if stages and len(stages) < plan.pp:
+        told = ", ".join(map(str, sorted(stages)))
+        log.notes.append(f"the peak is that of stage {told} of {plan.pp}: others may have a higher one")
 
 
 def _workload(log: TrainingLog, stated: Stated) -> Workload:
@@ -252,7 +300,11 @@ def _plan(log: TrainingLog, stated: Stated) -> Plan:
     data: dict[str, object] = dict(found)
     if isinstance(modules := found.get("recompute_modules"), str):
         data["recompute_modules"] = modules.split("+")
-    return Plan.from_data(data, log.file.name)
+    plan = Plan.from_data(data, log.file.name)
+    if plan.etp:  # one spelling of a plan: what the framework would do anyway is not said
+        plain = plan.model_copy(update={"etp": 0})
+        return plain if plain.expert_tp == plan.etp else plan
+    return plan
 
 
 def _merged(
@@ -285,6 +337,12 @@ def _require_possible(log: TrainingLog, model: ModelSpec, workload: Workload, pl
 def _speed(log: TrainingLog, model: ModelSpec, workload: Workload, cluster: ClusterSpec) -> dict[str, object]:
     """The median over settled steps as tokens a second and GPU, with its interval."""
     kept = settled(log.steps)
+    if not log.steps:
+        raise InputError(log.file.name, "no timed step", _other_format(log))
+    back = sum(step.number < last.number for last, step in zip(log.steps, log.steps[1:], strict=False))
+    if back >= MIN_LINES and back > RESTARTS * len(log.steps):
+        allowed = f"the numbers of steps go back {back} times: give a log of one rank, or one with labels of ranks"
+        raise InputError(log.file.name, "several ranks or runs", allowed)
     if len(kept) < MIN_LINES:
         allowed = (
             f"{MIN_LINES} timed steps are needed beyond the first line and {WARMUP_STEPS} steps of warm-up, or an "
@@ -300,6 +358,7 @@ def _speed(log: TrainingLog, model: ModelSpec, workload: Workload, cluster: Clus
             time_s = step.time_s or per_gpu / (step.tokens_per_s_per_gpu or 1.0)
         _require_below_peak(log, step.line, per_gpu / time_s, model, workload, cluster)
         times_s.append(time_s)
+    _require_clock(log, kept, times_s)
     middle, low, high = median_interval(times_s)
     return {
         "where": log.file.where(kept[0].line),
@@ -307,6 +366,38 @@ def _speed(log: TrainingLog, model: ModelSpec, workload: Workload, cluster: Clus
         "interval_tokens_per_s_per_gpu": (per_gpu / high, per_gpu / low),
         "steps": len(kept),
     }
+
+
+CLOCK_AGREES = 100.0
+"""Steps take longer than the clock says by no more than this: the clock of a log is coarse, a wrong unit is not."""
+
+
+def _require_clock(log: TrainingLog, kept: Sequence[LoggedStep], times_s: Sequence[float]) -> None:
+    """Raises InputError where the steps take many times longer than the time stamps of their lines leave."""
+    took_s = clock_s = 0.0
+    for last, step, time_s in zip(kept, kept[1:], times_s[1:], strict=False):
+        if last.stamp_s is not None and step.stamp_s is not None and step.number > last.number:
+            took_s += (step.number - last.number) * time_s
+            clock_s += step.stamp_s - last.stamp_s
+    if 0 < CLOCK_AGREES * clock_s < took_s:
+        allowed = f"the time stamps of these lines are {clock_s:.6g} s apart: is the figure in another unit?"
+        raise log.file.bad(kept[0].line, "time", f"{took_s:.6g} s for {len(kept) - 1} lines", allowed)
+
+
+_PRINTED = {
+    "megatron": "elapsed time per iteration (ms):", "torchtitan": "tps:", "deepspeed": "CurrSamplesPerSec=",
+    "nanotron": "elapsed_time_per_iteration_ms:", "nccl-tests": "# nThread",
+}  # fmt: skip
+"""What only logs of that format have in a line."""
+
+
+def _other_format(log: TrainingLog) -> str:
+    """What to do about a log without a single timed step: it may be of another format."""
+    for _, text in log.file:
+        for name, word in _PRINTED.items():
+            if word in text:
+                return f"a line has {word!r}, which is printed by {name}: give --format {name}"
+    return "nothing of this log is imported: no line has the time or the speed of a step, and none tells of memory"
 
 
 def _require_below_peak(

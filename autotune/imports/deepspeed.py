@@ -11,7 +11,8 @@ import re
 from autotune.imports.logs import GIB, LogFile, LoggedStep, TrainingLog
 
 _CONFIG = re.compile(r"\[config\.py:\d+:print(?:_user_config)?\]\s+([a-z][a-z0-9_]*) \.* *(.*?)\s*$")
-_STEP = re.compile(r"/(?:global_step=)?(\d+), RunningAvgSamplesPerSec=\S+, CurrSamplesPerSec=([^\s,]+)")
+_STEP = re.compile(r"/(?:global_step=)?(\d+), RunningAvgSamplesPerSec=")
+_SPEED = re.compile(r"CurrSamplesPerSec=([^\s,]+), ")
 _RUNNING = re.compile(r"\[timer\.py:\d+:stop\] \d+/\d+, SamplesPerSec=")
 _PEAK = re.compile(r"MaxMemAllocated=([\d.eE+-]+)GB")
 _PIPELINE = re.compile(r"\bsteps: (\d+) loss: .*?\biter time \(s\): (\S+)")
@@ -25,6 +26,15 @@ _COUNTS = {
 _DTYPES = {"bfloat16_enabled": "bf16", "bf16_enabled": "bf16", "fp16_enabled": "fp16", "float16_enabled": "fp16"}
 
 _SUBGROUP = re.compile(r"\b(zero_hpz_partition_size|mics_shard_size|sequence_parallel_size)\W{1,4}(\d+)")
+_ELSE = {
+    "cpu_checkpointing": "kept activations are in host memory",
+    "partition_activations": "kept activations are divided over tp",
+    "curriculum_enabled_legacy": "the length of sequences grows while it trains",
+    "pld_enabled": "layers are left out at random",
+    "sparse_attention": "attention is sparse",
+}
+"""Entries of the config that make another plan or workload than any that could be stored, where they are on."""
+_IS_ON = re.compile(r"\b(" + "|".join(_ELSE) + r")\b[^\w]{1,30}(True|true|\{)")
 _OFFLOAD = re.compile(r"\b(offload_optimizer|offload_param|cpu_offload)\b.{0,60}?\b(cpu|nvme|True)\b")
 
 
@@ -34,7 +44,10 @@ def read(file: LogFile) -> TrainingLog:
     pipeline = TrainingLog(file=file, framework=log.framework)
     for line, text in file:
         if match := _STEP.search(text):
-            per_s = file.positive(line, "CurrSamplesPerSec", match[2])
+            figure = log.figure(line, _SPEED.search(text))
+            if figure is None:
+                continue
+            per_s = file.positive(line, "CurrSamplesPerSec", figure)
             log.step(LoggedStep(line=line, number=file.step(line, match[1]), samples_per_s=per_s))
             peak = _PEAK.search(text)
             if peak and float(peak[1]) != 0.0:  # 0.0 GB stands for what the device did not count
@@ -70,6 +83,8 @@ def _require_sayable(log: TrainingLog, line: int, text: str) -> None:
     if match := _OFFLOAD.search(text):
         allowed = "not understood: a plan keeps parameters and optimizer states on the devices"
         raise log.file.bad(line, match[1], match[2], allowed)
+    if match := _IS_ON.search(text):
+        raise log.file.bad(line, match[1], match[2], f"not understood: {_ELSE[match[1]]}, and no plan says so")
     for name, size in _SUBGROUP.findall(text):
         if int(size) > 1 and name == "sequence_parallel_size":
             raise log.file.bad(line, name, size, "not understood: Ulysses' sequence parallelism is no part of a plan")

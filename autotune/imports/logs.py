@@ -5,7 +5,8 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from datetime import datetime
 from itertools import islice
 
 from autotune.errors import InputError
@@ -34,6 +35,11 @@ _LABEL = re.compile(
 )
 # pdsh and mpirun of some sites put the host: taken off only where nearly every line has one of a few such words.
 _HOST = re.compile(r"^([A-Za-z][\w.-]*|\d+(?:\.\d+){3}): ")
+_OF_A_RANK = re.compile(r"rank\d|default\d|@?\d+,\d+\]|rank=\d|pid=\d|^ *\d+: |\[pod/|^[\w.-]+-\d+ +\|")
+"""Labels that tell one rank's lines from another's; a time or a stream does not."""
+_STAMP = re.compile(r"(\d{4}-\d\d-\d\d)[T ](\d\d:\d\d:\d\d)|(\d\d/\d\d/\d{4}) (\d\d:\d\d:\d\d)")
+MAX_TORN = 0.1
+"""Share of the lines of steps that may be damaged: ranks that write into each other's lines damage few."""
 LABELLED = 0.9
 """Share of the lines that has a host before it, where hosts are labels."""
 _OUT_OF_MEMORY = re.compile(
@@ -42,6 +48,8 @@ _OUT_OF_MEMORY = re.compile(
     r"|cudaErrorMemoryAllocation|hipErrorOutOfMemory|CUDA_ERROR_OUT_OF_MEMORY|RESOURCE_EXHAUSTED: Out of memory",
     re.IGNORECASE,
 )
+
+_NUMBER = re.compile(r"[+-]?(?:[\d,]*\.?\d+(?:[eE][+-]?\d+)?|nan|inf)[A-Za-z]?$", re.IGNORECASE)
 
 Value = int | float | str | bool
 
@@ -77,6 +85,7 @@ class LogFile:
         self.cut: int | None = None
         self.out_of_memory: tuple[int, str] | None = None
         self._hosts = False
+        self._now = ""
         self._survey()
 
     def _survey(self) -> None:
@@ -113,8 +122,25 @@ class LogFile:
     def __iter__(self) -> Iterator[tuple[int, str]]:
         for number, (raw, ended) in enumerate(self._raw(), start=1):
             if ended:
-                line = _unlabelled(raw)
+                line, self._now = _unlabelled(raw), raw
                 yield number, _unlabelled(_HOST.sub("", line)) if self._hosts else line
+
+    def label(self) -> str:
+        """What stands for a rank before the line that was read last; "" where nothing does."""
+        raw = _COLOUR.sub("", self._now)
+        before = raw[: len(raw) - len(_unlabelled(self._now))]
+        return before if _OF_A_RANK.search(before) else ""
+
+    def stamp_s(self) -> float | None:
+        """The time of day and date in the line that was read last, in seconds; None where it has none."""
+        match = _STAMP.search(self._now)
+        if match is None:
+            return None
+        day, form = (match[1], "%Y-%m-%d") if match[1] else (match[3], "%m/%d/%Y")
+        try:
+            return datetime.strptime(f"{day} {match[2] or match[4]}", f"{form} %H:%M:%S").timestamp()
+        except ValueError:
+            return None
 
     def rest(self, line: int, most: int) -> str:
         """The text from a line on, at least `most` characters if there are so many."""
@@ -187,13 +213,18 @@ class Fact:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoggedStep:
-    """What one line has of a step (over a logging interval: the mean): its time or a speed, one of the three."""
+    """What one line has of a step (over a logging interval: the mean): its time or a speed, one of the three.
+
+    `rank` is the label of the rank that printed it, `stamp_s` when.
+    """
 
     line: int
     number: int
     time_s: float | None = None
     tokens_per_s_per_gpu: float | None = None
     samples_per_s: float | None = None
+    rank: str = ""
+    stamp_s: float | None = None
 
 
 @dataclass(slots=True, kw_only=True)
@@ -208,6 +239,8 @@ class TrainingLog:
         reserved_bytes: highest peak that was printed.
         allocated_bytes: highest peak that was printed.
         notes: what was left out, and why.
+        torn: lines of steps that are damaged, and left out.
+        peaks_of: the ranks whose peak was printed, where the log says whose it is.
     """
 
     file: LogFile
@@ -217,6 +250,8 @@ class TrainingLog:
     reserved_bytes: float | None = None
     allocated_bytes: float | None = None
     notes: list[str] = field(default_factory=list)
+    torn: list[int] = field(default_factory=list)
+    peaks_of: set[int] = field(default_factory=set)
 
     def state(self, name: str, value: Value, line: int, *, implied: bool = False) -> None:
         """Notes a fact. Raises InputError if the log has stated another value before: then it is of several runs."""
@@ -238,7 +273,14 @@ class TrainingLog:
         """Notes a timed step. Raises InputError for more than a run has."""
         if len(self.steps) == MAX_STEPS:
             raise self.file.bad(step.line, "step", step.number, f"at most {MAX_STEPS:,} timed steps a log")
-        self.steps.append(step)
+        self.steps.append(replace(step, rank=self.file.label(), stamp_s=self.file.stamp_s()))
+
+    def figure(self, line: int, found: re.Match[str] | None) -> str | None:
+        """The text of the figure that was found in a line of a step; None where the line is damaged, which is noted."""
+        if found is not None and _NUMBER.match(found[1]):
+            return found[1]
+        self.torn.append(line)
+        return None
 
     def reserve(self, count_bytes: float) -> None:
         """Notes a printed peak of reserved memory."""

@@ -13,9 +13,9 @@ from autotune.specs import Fp8Recipe, Module
 
 _ARGUMENT = re.compile(r"^\s+([a-z][a-z0-9_]*) \.{3,} (.*?)\s*$")
 _ITERATION = re.compile(r"\biteration\s+(\d+)/\s*\d+ \|")
-_TIME = re.compile(r"elapsed time per iteration \(ms\): *([^\s|]+)")
-_BATCH = re.compile(r"global batch size: *([^\s|]+)")
-_MEMORY = re.compile(r"\(after \d+ iterations\) memory \(MB\)(.*)")
+_TIME = re.compile(r"elapsed time per iteration \(ms\): *([^\s|]+) *\|")
+_BATCH = re.compile(r"global batch size: *([^\s|]+) *\|")
+_MEMORY = re.compile(r"(?:\[Rank (\d+)\])? *\(after \d+ iterations\) memory \(MB\)(.*)")
 _PEAK = re.compile(r"max (allocated|reserved): *([^\s|]+)")
 
 _COUNTS = {
@@ -43,6 +43,9 @@ _ELSE = {
     "schedules_method": "the schedule is another one",
     "use_dualpipev": "the schedule is DualPipe",
     "distribute_saved_activations": "kept activations are divided over tp",
+    "rampup_batch_size": "the batch grows while it trains",
+    "fp4": "matrix products are in 4 bits",
+    "fp4_format": "matrix products are in 4 bits",
 }
 """Arguments, also of forks, that make another plan than any that could be stored."""
 _UNEVEN = {
@@ -58,10 +61,18 @@ _NOTED = {
     "moe_enable_deepep": "the experts' exchange by DeepEP",
     "enable_cuda_graph": "CUDA graphs",
     "external_cuda_graph": "CUDA graphs",
-    "use_torch_fsdp2": "PyTorch's FSDP2",
+    "moe_expert_capacity_factor": "experts drop tokens beyond a capacity",
+    "moe_pad_expert_input_to_capacity": "experts' inputs are padded to a capacity",
     "hierarchical_context_parallel_sizes": "context parallelism on two levels",
 }
 """Arguments that a plan does not say and that change its speed only: they are told."""
+_OVERLAPS = {"overlap_grad_reduce": "gradients are reduced", "overlap_param_gather": "parameters are gathered"}
+"""Off, the estimate's assumption does not hold that this happens under computation."""
+_OTHER_SHAPES = (
+    "multi_latent_attention", "heterogeneous_layers_config_path", "hybrid_override_pattern", "hybrid_layer_pattern",
+    "is_hybrid_model", "mtp_num_layers", "window_size", "linear_attention_freq", "experimental_attention_variant",
+)  # fmt: skip
+"""Arguments that make another model than the dimensions that are printed tell."""
 _DTYPES = {"float32": "fp32", "fp32": "fp32", "bfloat16": "bf16", "bf16": "bf16", "float16": "fp16", "fp16": "fp16",
            "uint8": "fp8", "fp8": "fp8"}  # fmt: skip
 _STATES = {"main_params_dtype": "master_dtype", "main_grads_dtype": "grad_dtype", "exp_avg_dtype": "exp_avg_dtype",
@@ -71,6 +82,19 @@ _RECIPES = {recipe.value for recipe in Fp8Recipe}
 _MODULES = {module.value for module in Module}
 _WORDS = re.compile(r"\w+")
 _OFF = {"", "None", "False", "0", "0.0", "[]"}
+
+_READ = frozenset(
+    {
+        *_COUNTS, *_SWITCHES, *_ELSE, *_UNEVEN, *_NOTED, *_OVERLAPS, *_OTHER_SHAPES, *_STATES, "bf16", "fp8",
+        "fp8_format", "fp8_recipe", "fp8_param_gather", "recompute_granularity", "recompute_method",
+        "recompute_num_layers", "recompute_modules", "use_distributed_optimizer", "use_megatron_fsdp",
+        "use_torch_fsdp2", "data_parallel_sharding_strategy", "virtual_pipeline_model_parallel_size", "num_experts",
+        "num_query_groups", "optimizer", "expert_tensor_parallel_size", "accumulate_allreduce_grads_in_fp32",
+        "tp_comm_overlap", "overlap_moe_expert_parallel_comm", "attention_backend", "cross_entropy_loss_fusion",
+        "position_embedding_type", "normalization", "untie_embeddings_and_output_weights",
+    }
+)  # fmt: skip
+"""Arguments that make what is stored: in one run they are the same at every start."""
 
 Arguments = Mapping[str, tuple[int, str]]
 """Line and text by name."""
@@ -82,22 +106,32 @@ def read(file: LogFile) -> TrainingLog:
     arguments: dict[str, tuple[int, str]] = {}
     for line, text in file:
         if match := _ITERATION.search(text):
-            number, time = file.step(line, match[1]), _TIME.search(text)
-            if time is None:
-                log.note(f"line {line}: an iteration without its time, left out")
+            number = file.step(line, match[1])
+            figure = log.figure(line, _TIME.search(text))
+            if figure is None:
                 continue
-            time_ms = file.positive(line, "elapsed time per iteration (ms)", time[1])
+            time_ms = file.positive(line, "elapsed time per iteration (ms)", figure)
             log.step(LoggedStep(line=line, number=number, time_s=time_ms / 1e3))
             if batch := _BATCH.search(text):
                 log.state("global_batch", file.count(line, "global batch size", batch[1]), line)
         elif match := _ARGUMENT.match(text):
-            arguments[match[1]] = (line, match[2])
+            _argument(log, arguments, line, match[1], match[2])
         elif match := _MEMORY.search(text):
-            for kind, figure in _PEAK.findall(match[1]):
+            if match[1]:
+                log.peaks_of.add(file.step(line, match[1]))
+            for kind, figure in _PEAK.findall(match[2]):
                 count_bytes = file.positive(line, f"max {kind}", figure) * MIB
                 (log.reserve if kind == "reserved" else log.allocate)(count_bytes)
     _state(log, arguments)
     return log
+
+
+def _argument(log: TrainingLog, arguments: dict[str, tuple[int, str]], line: int, name: str, text: str) -> None:
+    """Notes an argument. Raises InputError where an earlier start in the same file had another value that counts."""
+    before, known = arguments.get(name, (0, text))
+    if known != text and name in _READ:
+        raise log.file.bad(line, name, text, f"line {before} has {known!r}: a log of one run is needed")
+    arguments[name] = (line, text)
 
 
 def _state(log: TrainingLog, arguments: Arguments) -> None:
@@ -131,9 +165,11 @@ def _require_sayable(log: TrainingLog, arguments: Arguments) -> None:
     line, text = arguments.get("cp_comm_type", (0, "None"))
     if "a2a" in text and arguments.get("context_parallel_size", (0, "1"))[1] != "1":
         raise log.file.bad(line, "cp_comm_type", text, "not understood: Ulysses' exchange is no part of a plan")
-    line, text = arguments.get("expert_tensor_parallel_size", (0, "None"))
-    if text not in {"None", arguments.get("tensor_model_parallel_size", (0, "1"))[1]}:
-        log.note(f"line {line}: expert_tensor_parallel_size {text}, which a plan does not say")
+    many = arguments.get("data_parallel_size", (0, "1"))[1] != "1"
+    for name, what in _OVERLAPS.items():
+        sharded = _is_on(arguments, "use_distributed_optimizer")
+        if many and name in arguments and not _said(arguments, name) and (sharded or name == "overlap_grad_reduce"):
+            log.note(f"line {arguments[name][0]}: {name} is off: {what} after the computation, not under it")
 
 
 def _ends_are_counted(log: TrainingLog, arguments: Arguments) -> bool:
@@ -178,7 +214,13 @@ def _plan(log: TrainingLog, arguments: Arguments) -> None:
                 allowed = "must be one of " + ", ".join(_SHARDED)
                 raise log.file.bad(line, "data_parallel_sharding_strategy", text, allowed)
             stage = _SHARDED[text]
+        if _is_on(arguments, "use_torch_fsdp2"):
+            line, text = arguments.get("torch_fsdp2_reshard_after_forward", (line, "True"))
+            stage = 3 if text == "True" else 2
         log.state("zero_stage", stage, line)
+    line, text = arguments.get("expert_tensor_parallel_size", (0, "None"))
+    if text not in _OFF and _said(arguments, "num_experts"):
+        log.state("etp", log.file.count(line, "expert_tensor_parallel_size", text), line)
 
 
 def _require_every_layer(log: TrainingLog, arguments: Arguments) -> None:
@@ -208,6 +250,8 @@ def _formats(log: TrainingLog, arguments: Arguments) -> None:
         half = next((name for name in ("bf16", "fp16") if _is_on(arguments, name)), "fp32")
         reduced = half if _is_on(arguments, "grad_reduce_in_bf16") or text != "True" else "fp32"
         log.state("grad_dtype", reduced, line)
+    if _is_on(arguments, "fp8_param_gather") and log.value("dtype") == "fp8":
+        log.state("param_dtype", "fp8", arguments["fp8_param_gather"][0])
     if "optimizer" in arguments:
         line, text = arguments["optimizer"]
         if text not in {"adam", "sgd"}:
@@ -254,6 +298,10 @@ def _model(log: TrainingLog, arguments: Arguments) -> None:
     line, text = arguments.get("num_experts", (0, "None"))
     if text != "None":
         log.state("experts", log.file.count(line, "num_experts", text), line)
+    for name in _OTHER_SHAPES:
+        if _said(arguments, name):
+            log.state("other_shape", f"{name} {arguments[name][1]}", arguments[name][0])
+            break
 
 
 def _is_on(arguments: Arguments, name: str) -> bool:

@@ -11,7 +11,7 @@ import re
 from autotune.imports.logs import MIB, LogFile, LoggedStep, TrainingLog
 
 _ITERATION = re.compile(r"\biteration: *([^\s|]+) / [^\s|]+ *\|")
-_TIME = re.compile(r"elapsed_time_per_iteration_ms: *([^\s|]+)")
+_TIME = re.compile(r"elapsed_time_per_iteration_ms: *([^\s|]+) *\|")
 _BATCH = re.compile(r"global_batch_size: *([^\s|]+)")
 _MEMORY = re.compile(r"Memory usage: \S+MiB\. Peak allocated:? ([\d.]+)MiB\.? Peak reserved: ([\d.]+)MiB")
 _SETTING = re.compile(r"\b([a-z][a-z0-9_]*)=([\w.+-]+|<[^>]*>)")
@@ -29,14 +29,14 @@ _DTYPES = {"torch.bfloat16": "bf16", "torch.float16": "fp16", "torch.float32": "
 
 def read(file: LogFile) -> TrainingLog:
     """What the log states. Raises InputError for a value that cannot be."""
-    log = TrainingLog(file=file, framework="nanotron")
+    log, configured = TrainingLog(file=file, framework="nanotron"), False
     for line, text in file:
         if match := _ITERATION.search(text):
-            time, batch = _TIME.search(text), _BATCH.search(text)
-            if time is None:
-                log.note(f"line {line}: an iteration without its time, left out")
+            batch, configured = _BATCH.search(text), True
+            figure = log.figure(line, _TIME.search(text))
+            if figure is None:
                 continue
-            time_s = _figure(file, line, "elapsed_time_per_iteration_ms", time[1]) / 1e3
+            time_s = _figure(file, line, "elapsed_time_per_iteration_ms", figure) / 1e3
             count = _figure(file, line, "iteration", match[1])
             log.step(LoggedStep(line=line, number=round(count), time_s=time_s))
             if batch is not None and "K" not in batch[1]:  # 1.02K may be 1,020 or 1,024
@@ -44,7 +44,8 @@ def read(file: LogFile) -> TrainingLog:
         elif match := _MEMORY.search(text):
             log.allocate(file.positive(line, "Peak allocated", match[1]) * MIB)
             log.reserve(file.positive(line, "Peak reserved", match[2]) * MIB)
-        elif not log.steps:
+        elif not configured or "Config(" in text:
+            configured = False  # the config of a start goes up to its first iteration
             for name, value in _SETTING.findall(text):
                 _setting(log, line, name, value)
     if "layers" in log.facts:  # it trains Llama's shape; Qwen2's has biases, and needs --model

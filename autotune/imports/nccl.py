@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from autotune.cost.network import ring_traffic
 from autotune.errors import InputError
@@ -30,6 +30,7 @@ _RANKS = re.compile(r"^#\s+Rank\s+\d+\b")
 _LABELLED = re.compile(r"^(\s*\S.*?)#\s+Rank\s+\d+ .*\bPid\s+\d+ on\s")
 _ITERATIONS = re.compile(r"(?<!warmup )\biters: (\d+)")
 _COLUMNS = re.compile(r"^#\s+size\s+count\s+type\s+redop\s")
+_UNITS = re.compile(r"^#\s+\(B\)\s+\(elements\)\s+\(([^)]*)\)\s+\(([^)]*)\)")
 _ROW = re.compile(r"^\s*-?\d+\s+-?\d+\s+[a-z][a-z0-9_]*\s")
 _END = "# Avg bus bandwidth"
 AGREES, ROUNDING = 0.05, 0.011
@@ -41,64 +42,122 @@ class _Sweep:
     op: CollectiveOp
     group_size: int
     iterations: int
+    first: int
+    last: int
 
 
 def read(file: LogFile, cluster: ClusterSpec) -> tuple[list[ImportedReading], list[str]]:
     """The readings of a log, and notes on what was left out.
 
     Args:
-        file: the log of one test.
+        file: the log of one test, or of several, one after another.
         cluster: where it ran; the log's ranks must fit on it.
 
     Raises:
         InputError: a test of another operation, on other hardware, of a layout that the cluster does not have, with
             wrong data, or a figure that cannot be.
     """
-    counts = (
-        file.count(line, "iters", match[1])
-        for line, text in file
-        if text.startswith("#") and (match := _ITERATIONS.search(text))
-    )
-    sweep = _Sweep(op=_operation(file), group_size=_group_size(file, cluster), iterations=next(counts, 1))
-    if sweep.op is CollectiveOp.SEND_RECV and sweep.group_size != 2:
-        raise InputError(file.name, sweep.group_size, "a sendrecv of 2 ranks is needed: more of them are a ring")
     found: list[ImportedReading] = []
-    columns: list[str] = []
+    notes = [] if file.cut is None else [f"line {file.cut} is cut off and left out"]
+    sweeps = [_sweep(file, part, cluster) for part in _parts(file)]
+    sweep, columns, ended = None, list[str](), 0
     for line, text in file:
+        if sweep is None or line > sweep.last:
+            sweep, columns = next((each for each in sweeps if each.first <= line <= each.last), None), []
+        if sweep is None:
+            continue
         if _COLUMNS.match(text):
             columns = _columns(file, line, text)
+        elif match := _UNITS.match(text):
+            if match.groups() != ("us", "GB/s"):
+                raise file.bad(line, "units", text.strip("# "), "times must be in us and rates in GB/s")
         elif columns and _ROW.match(text):
-            reading = _reading(file, line, columns, text.split(), sweep)
+            row = text.split()
+            if len(row) < columns.index("time") + 4 or not _is_number(row[columns.index("time")]):
+                notes.append(f"line {line} is damaged and left out")
+                continue
+            reading = _reading(file, line, columns, row, sweep)
             if reading is not None:
                 found.append(ImportedReading(where=file.where(line), cluster=cluster, reading=reading))
+        ended += text.startswith(_END)
     if not found:
         raise InputError(file.name, "no rows", "at least one complete row with a size and its time is needed")
-    notes = [] if file.cut is None else [f"line {file.cut} is cut off and left out"]
-    if not any(text.startswith(_END) for _, text in file):
-        notes.append("the sweep did not come to its end; its complete rows are taken")
+    if ended < len(sweeps):
+        which = "the sweep" if len(sweeps) == 1 else f"{len(sweeps) - ended} of {len(sweeps)} sweeps"
+        notes.append(f"{which} did not come to its end; its complete rows are taken")
     return found, notes
 
 
-def _operation(file: LogFile) -> CollectiveOp:
+@dataclass(slots=True, kw_only=True)
+class _Part:
+    """The lines of one test, from the first that tells of it; `test` is its name where a line has it."""
+
+    first: int
+    last: int = 0
+    test: tuple[int, str] | None = None
+    begun: bool = False
+    iterations: int = 1
+    ranks: list[tuple[int, str]] = field(default_factory=list)
+
+
+def _parts(file: LogFile) -> list[_Part]:
+    """The tests of a file: each begins where its name or its options (`# nThread`) are printed after another's."""
+    parts = [_Part(first=1)]
     for line, text in file:
-        if match := _TEST.search(text):
-            if match[1] not in _NAMES:
-                allowed = "must be one of " + ", ".join(f"{name}_perf" for name in _NAMES)
-                raise file.bad(line, "test", f"{match[1]}_perf", allowed)
-            return _NAMES[match[1]]
-    raise InputError(file.name, "no name of a test", "add the command that made the log as its first line")
+        named, begins = _TEST.search(text), text.startswith("# nThread")
+        if parts[-1].begun and (begins or (named is not None and "concluded" not in text)):
+            parts[-1].last = line - 1
+            parts.append(_Part(first=line))
+        part = parts[-1]
+        if named is not None and part.test is None:
+            part.test = line, named[1]
+        if begins:
+            part.begun = True
+            if match := _ITERATIONS.search(text):
+                part.iterations = file.count(line, "iters", match[1])
+        if _RANKS.match(text):
+            part.ranks.append((line, text))
+        part.last = line
+    return parts
 
 
-def _group_size(file: LogFile, cluster: ClusterSpec) -> int:
+def _is_number(text: str) -> bool:
+    try:
+        float(text)
+    except ValueError:
+        return False
+    return True
+
+
+def _sweep(file: LogFile, part: _Part, cluster: ClusterSpec) -> _Sweep:
+    """What a test is of. Raises InputError as `read` does."""
+    if part.test is None:
+        raise InputError(file.name, "no name of a test", "add the command that made the log as its first line")
+    line, name = part.test
+    if name not in _NAMES:
+        allowed = "must be one of " + ", ".join(f"{each}_perf" for each in _NAMES)
+        raise file.bad(line, "test", f"{name}_perf", allowed)
+    op, size = _NAMES[name], _group_size(file, part, cluster)
+    if op is CollectiveOp.SEND_RECV and size != 2:
+        raise InputError(file.name, size, "a sendrecv of 2 ranks is needed: more of them are a ring")
+    return _Sweep(op=op, group_size=size, iterations=part.iterations, first=part.first, last=part.last)
+
+
+def _group_size(file: LogFile, part: _Part, cluster: ClusterSpec) -> int:
     """The number of ranks. They must be on one node, or fill the nodes that they are on: then their stride is 1."""
     hosts: Counter[str] = Counter()
-    for line, text in file:
+    seen: dict[int, int] = {}
+    for line, text in part.ranks:
         if match := _RANK.match(text):
             if match[2] not in {None, "0"}:
                 raise file.bad(line, "group", match[2], "one communicator over all ranks is needed (no split)")
+            rank = file.step(line, match[1])
+            if rank in seen:
+                raise file.bad(line, "rank", rank, f"line {seen[rank]} has it too: the output of one test is needed")
             require_gpu(file, line, match[4], cluster)
+            seen[rank] = line
             hosts[match[3]] += 1
-        elif _RANKS.match(text):
+        else:
             raise file.bad(line, "rank", text, "must be `#  Rank N Group N Pid N on HOST device N [BUS] GPU`")
     size, local = hosts.total(), cluster.gpus_per_node
     if size < 2:
@@ -107,6 +166,10 @@ def _group_size(file: LogFile, cluster: ClusterSpec) -> int:
             if label is not None:
                 raise file.bad(line, "label", label[1], "this label before each line is not understood: take it off")
         raise InputError(file.name, size, "at least 2 ranks are needed, each on a line `#  Rank 0 ... device ...`")
+    missing = [rank for rank in range(max(seen) + 1) if rank not in seen]
+    if missing:
+        allowed = f"ranks 0 to {max(seen)} are needed: there is no line of rank {missing[0]}"
+        raise InputError(f"{file.name}, ranks", f"{size} lines", allowed)
     whole = all(count == local for count in hosts.values())
     if size > cluster.devices or not (whole or (len(hosts) == 1 and size <= local)):
         allowed = (

@@ -37,6 +37,9 @@ _DEGREES = {
 }  # fmt: skip
 _DTYPES = {"bfloat16": "bf16", "float32": "fp32", "float16": "fp16"}
 _SCHEDULES = {"gpipe": "gpipe", "1f1b": "1f1b", "interleaved1f1b": "interleaved"}
+_FP8 = re.compile(
+    r"Float8 (?:\w+ )*training active|Swapped to (?:Float8|MX)Linear|MX training active|MXFP8", re.IGNORECASE
+)
 _APPLIED = {  # what a line says was done to the model or the optimizer, and no plan of ours says
     re.compile(
         r"async(?:hronous)? (?:TP|tensor parallel)", re.IGNORECASE
@@ -50,11 +53,11 @@ def read(file: LogFile) -> TrainingLog:
     log = TrainingLog(file=file, framework="fsdp")
     for line, text in file:
         if match := _STEP.search(text):
-            number, speed, memory = file.step(line, match[1]), _SPEED.search(text), _MEMORY.search(text)
-            if speed is None:
-                log.note(f"line {line}: a step without its speed, left out")
+            number, memory = file.step(line, match[1]), _MEMORY.search(text)
+            figure = log.figure(line, _SPEED.search(text))
+            if figure is None:
                 continue
-            per_gpu = file.positive(line, "tps", speed[1])
+            per_gpu = file.positive(line, "tps", figure)
             log.step(LoggedStep(line=line, number=number, tokens_per_s_per_gpu=per_gpu))
             if memory is not None:
                 log.reserve(file.positive(line, "memory", memory[1]) * GIB)
@@ -139,6 +142,10 @@ def _applied(log: TrainingLog, line: int, text: str) -> None:
     elif match:
         log.note(f"line {line}: {match[1]} activation checkpointing is none of ours, say which with --plan")
         log.state("other_recompute", match[1].lower(), line)
+    elif _FP8.search(text):
+        log.state("dtype", "fp8", line)
+        if "mx" in text.lower():
+            log.state("fp8_recipe", "mxfp8", line)
     else:
         for pattern, what in _APPLIED.items():
             if pattern.search(text):

@@ -25,7 +25,7 @@ LONGEST_BYTES = 4 * 2**20
 
 def read_document(path: Path, *, infinite: bool = False) -> Any:
     """The plain data in a YAML or JSON file. Raises InputError for a file that cannot be read or understood."""
-    return parse_document(_text(path), str(path), as_json=path.suffix.lower() == ".json", infinite=infinite)
+    return parse_document(read_text(path), str(path), as_json=path.suffix.lower() == ".json", infinite=infinite)
 
 
 def parse_document(text: str, what: str, *, as_json: bool = False, infinite: bool = False) -> Any:
@@ -56,7 +56,9 @@ def to_yaml(data: object) -> str:
     return text
 
 
-def _text(path: Path) -> str:
+def read_text(path: str | Path) -> str:
+    """The text of a file. Raises InputError for one that cannot be read or is too long."""
+    path = Path(path)
     if os.path.isdir(path):  # unlike Path.is_dir, this raises nothing for a name that no file can have
         raise InputError(str(path), "a directory", "name the file in it")
     try:

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict
 from typing import Any
 
 import numpy as np
 
 from autotune.errors import InputError
 from autotune.explain.explanation import Explanation, explain_best
-from autotune.export import launch_arguments
+from autotune.frameworks import launch_arguments
 from autotune.knowledge.answer import Answer
 from autotune.knowledge.recording import ALL_TRIALS
 from autotune.ports.store import Store
@@ -150,7 +149,9 @@ def launch_data(
     model: ModelSpec, cluster: ClusterSpec, workload: Workload, plan: dict[str, Any], target: str | None
 ) -> dict[str, Any] | None:
     """A plan as arguments of a training framework; None without a target. Raises InputError for an unknown one."""
-    return None if target is None else asdict(launch_arguments(target, model, cluster, workload, Plan.from_data(plan)))
+    if target is None:
+        return None
+    return launch_arguments(target, model, cluster, workload, Plan.from_data(plan)).to_data()
 
 
 def request_data(model: ModelSpec, cluster: ClusterSpec, workload: Workload) -> dict[str, Any]:

@@ -1,15 +1,18 @@
-"""What DeepSpeed makes of a launch, without GPUs: its own config, the optimizer that its engine would choose, its split."""
+"""What DeepSpeed makes of a launch, without GPUs: its config, the optimizer that its engine would choose, its split."""
 
 from __future__ import annotations
 
+import json
+from itertools import pairwise
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import deepspeed
-import deepspeed.comm.comm as comm
 import deepspeed.runtime.config as configs
 import readers
 import torch
+from deepspeed.comm import comm
 from deepspeed.module_inject.auto_ep_config import validate_autoep_config
 from deepspeed.runtime.engine import DeepSpeedEngine
 from deepspeed.runtime.utils import partition_balanced
@@ -32,10 +35,12 @@ def _meaning(launch: dict[str, Any]) -> dict[str, Any]:
     words = list(argv[argv.index("train.py") + 1 :])
     seq_len = int(words[words.index("--seq-len") + 1])
     path = words[words.index("--deepspeed_config") + 1]
-    raw = configs.hjson.load(open(path))
+    raw = json.loads(Path(path).read_text())
     pp, tp = raw.get("pipeline", {}).get("stages", 1), raw.get("tensor_parallel", {}).get("autotp_size", 1)
     replicas = launch["world"] // pp
-    mpu = SimpleNamespace(get_data_parallel_world_size=lambda: replicas)  # AutoTP counts its ranks in, as the engine does
+    mpu = SimpleNamespace(
+        get_data_parallel_world_size=lambda: replicas
+    )  # AutoTP counts its ranks in, as the engine does
     config = configs.DeepSpeedConfig(path, mpu)
     dp = replicas // tp
     experts = config.expert_parallel_config
@@ -52,14 +57,14 @@ def _meaning(launch: dict[str, Any]) -> dict[str, Any]:
     if pp > 1 and tp > 1:
         raise ValueError("mpu must be None with pipeline parallelism")
     # BF16_Optimizer divides the states by itself.
-    shards = dp if stage or str(chosen) == "bf16" and pp > 1 else 1
+    shards = dp if stage or (str(chosen) == "bf16" and pp > 1) else 1
     zero = 0 if dp == 1 else stage or int(shards > 1)
     hf = AutoConfig.from_pretrained(".")
     with torch.device("meta"):
         model = AutoModelForCausalLM.from_config(hf)
     layers = hf.num_hidden_layers
     parts = partition_balanced(weights=[0, *[1] * layers, 0, 0], num_parts=pp)
-    sizes = [sum(1 <= at <= layers for at in range(start, end)) for start, end in zip(parts, parts[1:], strict=False)]
+    sizes = [sum(1 <= at <= layers for at in range(start, end)) for start, end in pairwise(parts)]
     recompute = config.pipeline["activation_checkpoint_interval"] if pp > 1 else "activation_checkpointing" in raw
     m = config.gradient_accumulation_steps
     return {

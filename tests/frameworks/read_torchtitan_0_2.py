@@ -11,9 +11,9 @@ from typing import Any
 
 import readers
 import torch
-import torchtitan.tools.utils as utils
 from torch.distributed.fsdp import FSDPModule
 from torch.testing._internal.distributed.fake_pg import FakeStore
+from torchtitan.tools import utils
 
 # Its CPU would have to be a GPU: only what it asks of a device module.
 utils.device_type = "cpu"
@@ -94,7 +94,9 @@ def _meaning(config: Any, world: int) -> dict[str, Any]:
     else:
         compute = autocast.fast_dtype if isinstance(autocast, torch.autocast) else torch.float32
         reduce, reshards = torch.float32, False
-    tensor_parallel = any("tp" in (getattr(p, "device_mesh", None) or _NO_MESH).mesh_dim_names for p in part.parameters())
+    tensor_parallel = any(
+        "tp" in (getattr(p, "device_mesh", None) or _NO_MESH).mesh_dim_names for p in part.parameters()
+    )
     return {
         "parameters": parameters, "layers": list(_stages), "seq_len": config.training.seq_len,
         "global_batch": whole, "micro_batch": batch // count, "micro_batches": count * accumulated,
@@ -107,7 +109,7 @@ def _meaning(config: Any, world: int) -> dict[str, Any]:
     }  # fmt: skip
 
 
-class _NO_MESH:  # noqa: N801
+class _NO_MESH:
     mesh_dim_names = ()
 
 

@@ -12,8 +12,8 @@ from typing import Any
 
 import readers
 import torch
-import torchtitan.tools.utils as utils
 from torch.testing._internal.distributed.fake_pg import FakeStore
+from torchtitan.tools import utils
 
 # Its CPU would have to be a GPU: only what it asks of a device module.
 utils.device_type = "cpu"
@@ -70,10 +70,10 @@ def _meaning(config: Any, world: int) -> dict[str, Any]:
     if whole % (batch * replicas):
         raise ValueError(f"global batch {whole} is no multiple of local batch {batch} times {replicas}")
     schedule, count, accumulated = "1f1b", 1, whole // (batch * replicas)
-    shared = dict(
-        parallel_dims=dims, training=config.training, parallelism=config.parallelism, compile_config=config.compile,
-        ac_config=config.activation_checkpoint, dump_folder=config.dump_folder,
-    )  # fmt: skip
+    shared = {
+        "parallel_dims": dims, "training": config.training, "parallelism": config.parallelism,
+        "compile_config": config.compile, "ac_config": config.activation_checkpoint, "dump_folder": config.dump_folder,
+    }  # fmt: skip
     if dims.pp > 1:
         made, parts, _, _ = spec.pipelining_fn(
             model, **shared, device=torch.device("meta"), model_config=spec.model, parallelize_fn=spec.parallelize_fn,

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import os
 from typing import Any
 
 import readers
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM, HfArgumentParser, TrainingArguments
-from transformers.trainer_pt_utils import get_model_param_count
 
 
 def read(launch: dict[str, Any]) -> dict[str, Any]:
@@ -38,9 +36,11 @@ def read(launch: dict[str, Any]) -> dict[str, Any]:
     return {
         "parameters": parameters, "layers": [hf.num_hidden_layers], "seq_len": int(words[words.index("--seq-len") + 1]),
         "global_batch": arguments.per_device_train_batch_size * m * world,
-        "micro_batch": arguments.per_device_train_batch_size, "micro_batches": m, "dp": world, "tp": 1, "pp": 1, "cp": 1,
+        "micro_batch": arguments.per_device_train_batch_size, "micro_batches": m, "dp": world,
+        "tp": 1, "pp": 1, "cp": 1,
         "zero": zero, "shards": world if zero else 1, "compute": compute, "reduce": reduce, "grads": "fp32",
-        "recompute": "full" if full else "none", "optimizer": {"adamw_torch": "adamw"}.get(arguments.optim.value, arguments.optim.value),
+        "recompute": "full" if full else "none",
+        "optimizer": arguments.optim.value.removesuffix("_torch"),
     }  # fmt: skip
 
 

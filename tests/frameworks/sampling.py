@@ -16,9 +16,9 @@ from autotune.catalog import cluster_from_shorthand, model
 from autotune.cost.parameters import total_parameters
 from autotune.cost.table import PlanTable
 from autotune.errors import IllegalPlanError
-from autotune.export import launch_arguments
-from autotune.export.deepspeed import gradients
-from autotune.export.arguments import ExportRequest, LaunchArguments
+from autotune.frameworks import launch_arguments
+from autotune.frameworks.arguments import ExportRequest, LaunchArguments
+from autotune.frameworks.deepspeed import gradients
 from autotune.search.space import legal_plans
 from autotune.specs import Plan, Recompute, Space, Workload
 
@@ -72,7 +72,12 @@ def exports(
             except IllegalPlanError as error:
                 refused[str(error).rpartition(": ")[2]] += 1
                 continue
-            found.append(Exported(ExportRequest(model=spec, cluster=cluster, workload=workload, plan=plan), launch))
+            found.append(
+                Exported(
+                    ExportRequest(model=spec, cluster=cluster, workload=workload, plan=plan, version=launch.version),
+                    launch,
+                )
+            )
             given += 1
             if given == count:
                 break
@@ -82,10 +87,16 @@ def exports(
 def read(python: str, reader: str, found: list[Exported]) -> list[dict[str, Any]]:
     """What the framework makes of each: `means` or `refused`."""
     lines = [
-        json.dumps({"argv": each.launch.argv, "files": dict(each.launch.files), "world": each.run.cluster.devices})
+        json.dumps({"argv": each.launch.argv, "files": each.launch.files(), "world": each.run.cluster.devices})
         for each in found
     ]
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", "DS_ACCELERATOR": "cpu", "TOKENIZERS_PARALLELISM": "false"}
+    environment = {
+        **os.environ,
+        "OMP_NUM_THREADS": "1",
+        "HF_HUB_OFFLINE": "1",
+        "DS_ACCELERATOR": "cpu",
+        "TOKENIZERS_PARALLELISM": "false",
+    }
     done = subprocess.run(
         [python, str(HERE / reader)], input="\n".join(lines), capture_output=True, text=True, check=False,
         env=environment,

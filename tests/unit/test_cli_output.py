@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import os
-from dataclasses import asdict
 from pathlib import Path
 
 import pytest
 
 from autotune.cli.nodes import state_text
 from autotune.cli.output import bytes_text, count_text, print_launch, rate_text, seconds_text, write_text
-from autotune.export import LaunchArguments
+from autotune.frameworks import LaunchArguments
 
 
 @pytest.mark.parametrize(
@@ -45,8 +44,10 @@ def test_text(text: str, expected: str) -> None:
 
 def test_a_launch_command_keeps_its_variables_and_quotes_the_rest(capsys: pytest.CaptureFixture[str]) -> None:
     argv = ("torchrun", "--rdzv-endpoint", "$MASTER_ADDR:$MASTER_PORT", "a file.py")
-    launch = LaunchArguments(target="megatron", argv=argv, config_name="x.yaml", config="a: 1", notes=("fill in y",))
-    print_launch(asdict(launch))
+    launch = LaunchArguments(
+        target="megatron", version="0.19", argv=argv, config_name="x.yaml", config="a: 1", notes=("fill in y",)
+    )
+    print_launch(launch.to_data())
     out = capsys.readouterr().out
     assert """torchrun --rdzv-endpoint "$MASTER_ADDR:$MASTER_PORT" 'a file.py'""" in out
     assert "x.yaml" in out

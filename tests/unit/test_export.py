@@ -12,7 +12,7 @@ import yaml
 
 from autotune.catalog import cluster_from_shorthand, model, models
 from autotune.errors import IllegalPlanError, UnknownNameError
-from autotune.export import LaunchArguments, launch_arguments, own_command, plan_text, targets
+from autotune.frameworks import LaunchArguments, launch_arguments, own_command, plan_text, targets
 from autotune.specs import DType, ModelSpec, Optimizer, Plan, Recompute, Schedule, Workload
 
 CLUSTER = cluster_from_shorthand("a100-80gb-sxm:2x8")

@@ -12,8 +12,8 @@ from autotune.cost.estimate import estimate
 from autotune.cost.framework import FRAMEWORKS, NANOTRON, TORCH, framework_for
 from autotune.cost.pipeline import chunk_with_ends
 from autotune.errors import InputError
-from autotune.export import deepspeed, megatron, nanotron, nemo, torchtitan
-from autotune.export.arguments import ExportRequest
+from autotune.frameworks import deepspeed, megatron, nanotron, nemo, torchtitan
+from autotune.frameworks.arguments import ExportRequest
 from autotune.search.core import Search
 from autotune.search.space import illegal_reason, legal_plans
 from autotune.specs import Attention, FrameworkName, Norms, Plan, Recompute, Schedule, Workload

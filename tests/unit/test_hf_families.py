@@ -17,7 +17,7 @@ from autotune.cost.parameters import active_parameters, layer_counts, total_para
 from autotune.cost.pipeline import stages
 from autotune.cost.work import core_flops_per_token, matmul_parameters, model_flops_per_token
 from autotune.errors import IllegalPlanError, InputError, UnsupportedModelError
-from autotune.export import launch_arguments
+from autotune.frameworks import launch_arguments
 from autotune.search.space import Runtime, Space, legal_plans
 from autotune.specs import ModelSpec, Plan, Workload
 from probes.runnable import check_model

@@ -12,7 +12,7 @@ from autotune.cost.framework import FRAMEWORKS
 from autotune.cost.memory import layer_tensors
 from autotune.cost.table import PlanTable
 from autotune.errors import IllegalPlanError, InputError
-from autotune.export import launch_arguments
+from autotune.frameworks import launch_arguments
 from autotune.search.space import Runtime, illegal_reason, legal_plans
 from autotune.specs import DType, Module, Plan, Recompute, Space, StepRequest, Workload
 from autotune.specs.workload import KERNELS, PRECISION, read_precision

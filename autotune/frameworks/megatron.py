@@ -5,7 +5,7 @@ The rank order is the plan's: Megatron's default, tp-cp-ep-dp-pp.
 
 from __future__ import annotations
 
-from autotune.export.arguments import ExportRequest, LaunchArguments, flags, refuse, refuse_choices
+from autotune.frameworks.arguments import ExportRequest, LaunchArguments, flags, refuse, refuse_choices
 from autotune.specs import (
     CrossEntropy,
     DType,
@@ -21,6 +21,7 @@ from autotune.specs import (
 )
 
 NAME = "megatron"
+VERSIONS = ("0.19", "0.18", "0.17", "0.16", "0.15", "0.14")
 # Megatron-FSDP's names of the ZeRO stages (its developer guide, ShardingStrategy).
 SHARDING = {2: "optim_grads", 3: "optim_grads_params"}
 
@@ -44,7 +45,10 @@ def export(run: ExportRequest) -> LaunchArguments:
     }  # fmt: skip
     words |= {flag: True for flag in ENDS if counts_ends(run)}
     return LaunchArguments(
-        target=NAME, argv=(*run.torchrun(), "pretrain_gpt.py", *flags(words)), notes=tuple(_notes(run.plan))
+        target=NAME,
+        version=run.version,
+        argv=(*run.torchrun(), "pretrain_gpt.py", *flags(words)),
+        notes=tuple(_notes(run.plan)),
     )
 
 

@@ -2,8 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
+from autotune.catalog import from_hf_config, models
+from autotune.errors import InputError
+from autotune.frameworks.commands import Command
+from autotune.frameworks.documents import json_object
+from autotune.frameworks.reading import Given, Launch
 from autotune.specs import ModelSpec, Norm, Position
 
 LAYERS = {
@@ -68,3 +74,16 @@ def hf_config(model: ModelSpec, seq_len: int) -> dict[str, Any]:
             "moe_intermediate_size": model.expert_ffn, "decoder_sparse_step": 1, "mlp_only_layers": [],
         }  # fmt: skip
     return config
+
+
+def with_hf_model(launch: Launch, given: Given, command: Command) -> Given:
+    """With the model of the config.json that lies beside a command, where nobody says another one."""
+    if given.model is not None or not command.argv or launch.beside is None:
+        return given
+    try:
+        text = launch.other("config.json")
+    except InputError:
+        return given
+    found = from_hf_config(json_object("config.json", text), "config.json", "config.json")
+    known = next((each for each in models() if each.key == found.key), None)
+    return replace(given, model=known or found)

@@ -6,11 +6,12 @@ from typing import Any
 
 import yaml
 
-from autotune.export import megatron
-from autotune.export.arguments import ExportRequest, LaunchArguments, refuse, refuse_choices
+from autotune.frameworks import megatron
+from autotune.frameworks.arguments import ExportRequest, LaunchArguments, refuse, refuse_choices
 from autotune.specs import CrossEntropy, DType, Plan, Recompute, Workload
 
 NAME = "nemo"
+VERSIONS = ("0.6",)
 _PRECISION = {DType.BF16: "bf16_mixed", DType.FP16: "fp16_mixed"}
 
 
@@ -30,6 +31,7 @@ def export(run: ExportRequest) -> LaunchArguments:
     words = ("--recipe", "RECIPE", "--dataset", "llm-pretrain-mock", *_overrides(config))
     return LaunchArguments(
         target=NAME,
+        version=run.version,
         argv=(*run.torchrun(), "scripts/training/run_recipe.py", *words),
         config_name="autotune.yaml",
         config=yaml.safe_dump(config, sort_keys=False),

@@ -10,6 +10,14 @@ from collections.abc import Mapping
 
 from autotune.specs import ModelSpec, Norm, Position
 
+FLAVORS = {
+    "llama3_8b": "llama3-8b", "llama3_70b": "llama3-70b", "llama3_405b": "llama3.1-405b", "llama3_1b": "llama3.2-1b",
+    "llama3_3b": "llama3.2-3b", "qwen3_0_6b": "qwen3-0.6b", "qwen3_1_7b": "qwen3-1.7b", "qwen3_4b": "qwen3-4b",
+    "qwen3_8b": "qwen3-8b", "qwen3_14b": "qwen3-14b", "qwen3_32b": "qwen3-32b", "qwen3_30b_a3b": "qwen3-30b-a3b",
+    "qwen3_235b_a22b": "qwen3-235b-a22b", "deepseek_v3_16b": "deepseek-v2-lite", "deepseek_v3_671b": "deepseek-v3",
+}  # fmt: skip
+"""Our names of torchtitan's models, by family and flavor."""
+
 
 def unsayable_model(model: ModelSpec, version: str) -> str:
     """Why this torchtitan has no model of this shape; empty if it has one."""
@@ -34,11 +42,11 @@ def family(model: ModelSpec) -> str:
 
 
 def model_module(model: ModelSpec) -> str:
-    """The module that 0.2 imports: a model named `autotune` of flavor `plan`, and random tokens for data."""
+    """The module that 0.2 imports: a model `autotune`, its flavor the model's own name, and random tokens for data."""
     shape: dict[str, object] = {
         "dim": model.hidden, "n_layers": model.layers, "n_heads": model.heads, "vocab_size": model.vocab,
     }  # fmt: skip
-    experts = {
+    experts: dict[str, object] = {
         "num_experts": model.experts, "num_shared_experts": model.shared_experts, "top_k": model.top_k,
     }  # fmt: skip
     kind, latent = family(model), model.latent_attention
@@ -69,10 +77,10 @@ def model_module(model: ModelSpec) -> str:
     if model.experts:
         imported += "\nfrom torchtitan.models.moe import MoEArgs"
         lines.append(f"    moe_args=MoEArgs({', '.join(f'{key}={value!r}' for key, value in experts.items())}),")
-    return _MODULE.format(model=model.name, imported=imported, args=name, lines="\n".join(lines))
+    return _MODULE.format(flavor=model.name, imported=imported, args=name, lines="\n".join(lines))
 
 
-_MODULE = '''"""{model} for torchtitan 0.2, written by autotune: autotune.toml imports this file.
+_MODULE = '''"""The model of autotune.toml for torchtitan 0.2. Written by autotune.
 
 Data are random tokens. For yours, leave out build_tokenizer_fn and build_dataloader_fn below, and set
 [training] dataset and [model] hf_assets_path in autotune.toml.
@@ -117,7 +125,7 @@ register_train_spec(
     "autotune",
     replace(
         get_train_spec(),
-        model_args={{"plan": SHAPE}},
+        model_args={{{flavor!r}: SHAPE}},
         build_tokenizer_fn=None,
         build_dataloader_fn=build_dataloader,
     ),
@@ -125,10 +133,9 @@ register_train_spec(
 '''
 
 
-def registry_module(
-    model: ModelSpec, sections: Mapping[str, Mapping[str, object]], recompute: Mapping[str, object]
-) -> str:
+def registry_module(model: ModelSpec, sections: Mapping[str, Mapping[str, object]]) -> str:
     """The module that 0.3 takes as --module: its function `plan` gives the whole configuration."""
+    recompute = sections["activation_checkpoint"]
     kind = {"none": "None", "full": "FullAC.Config()"}.get(str(recompute["mode"]), "SelectiveAC.Config()")
     if model.experts:
         layers = f"""_build_qwen3_moe_layers(
@@ -151,7 +158,7 @@ def registry_module(
         )"""
     kind_of, builder = ("qwen3", "Qwen3") if model.qk_norm else ("llama3", "Llama3")
     return _REGISTRY.format(
-        model=model.name, family=kind_of, builder=builder, layers=layers, maker=layers.partition("(")[0],
+        flavor=model.name, family=kind_of, builder=builder, layers=layers, maker=layers.partition("(")[0],
         rope="CosSinRoPE" if model.qk_norm else "ComplexRoPE",
         parallelize="parallelize_qwen3" if model.qk_norm else "parallelize_llama",
         dim=model.hidden, vocab=model.vocab, tied=model.tied, recompute=kind,
@@ -163,7 +170,7 @@ def _arguments(values: Mapping[str, object]) -> str:
     return "\n".join(f"            {key}={value!r}," for key, value in values.items())
 
 
-_REGISTRY = '''"""{model} for torchtitan 0.3, written by autotune: --module autotune_config --config plan."""
+_REGISTRY = '''"""For torchtitan 0.3: --module autotune_config --config plan. Written by autotune."""
 
 from functools import partial
 
@@ -205,7 +212,7 @@ def plan() -> Trainer.Config:
     return Trainer.Config(
         model_spec=ModelSpec(
             name="autotune",
-            flavor="plan",
+            flavor={flavor!r},
             model=model(),
             parallelize_fn={parallelize},
             pipelining_fn=pipeline_llm,

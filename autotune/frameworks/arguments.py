@@ -1,12 +1,31 @@
-"""LaunchArguments: a plan in another framework's words, and what every exporter shares."""
+"""LaunchArguments: a plan in another framework's words, the files that run it, and what every exporter shares."""
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Collection, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, field
+from typing import Any
 
 from autotune.errors import IllegalPlanError
+from autotune.frameworks.table import Facts
 from autotune.specs import ClusterSpec, ModelSpec, Plan, Workload
+
+
+@dataclass(frozen=True, slots=True)
+class Placeholder:
+    """What only the user knows, under a name, with words that stand in for it.
+
+    Attributes:
+        name: in capitals, as the script or the config has it.
+        words: of the command, one after another, that stand in until the user gives theirs; () where it is a word of
+            the config.
+        about: what to put there.
+    """
+
+    name: str
+    words: tuple[str, ...]
+    about: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -15,29 +34,93 @@ class LaunchArguments:
 
     Attributes:
         target: the framework's name, one of `targets()`.
+        version: of the framework, whose words these are.
         argv: the command and its arguments, one node's; NODE_RANK, MASTER_ADDR and the like are left to the launcher.
+        environment: variables that the command needs.
         config_name: the file that the command reads, "" where there is none.
         config: the text of that file.
-        files: every file that the command needs, by name.
-        notes: what the user must still fill in, and what the framework does differently from our step probe.
+        beside: the texts of the other files that the command needs, by name.
+        placeholders: what the user must still fill in; the words of it that `argv` has stand in for it.
+        notes: what the framework does differently from our step probe, and what else there is to know.
     """
 
     target: str
+    version: str
     argv: tuple[str, ...]
+    environment: Mapping[str, str] = field(default_factory=dict)
     config_name: str = ""
     config: str = ""
-    files: tuple[tuple[str, str], ...] = ()
+    beside: Mapping[str, str] = field(default_factory=dict)
+    placeholders: tuple[Placeholder, ...] = ()
     notes: tuple[str, ...] = ()
+
+    def files(self) -> dict[str, str]:
+        """The text of each file by its name: the script that launches one node, and the config."""
+        config = {self.config_name: self.config} if self.config_name else {}
+        return {SCRIPT: _script(self), **config, **self.beside}
+
+    def to_data(self) -> dict[str, Any]:
+        """For --json and the API."""
+        return asdict(self) | {"environment": dict(self.environment), "files": self.files()}
+
+
+SCRIPT = "launch.sh"
+
+
+def _script(launch: LaunchArguments) -> str:
+    lines = [
+        "#!/usr/bin/env bash",
+        f"# One node's launch with {launch.target} {launch.version}, written by autotune.",
+        *(f"# {note}" for note in launch.notes),
+        "set -euo pipefail",
+    ]
+    if any("$MASTER_ADDR" in word for word in launch.argv):
+        lines += [': "${MASTER_ADDR:?the address of the first node}" "${MASTER_PORT:=29500}"']
+    lines += [f"export {name}={shlex.quote(value)}" for name, value in launch.environment.items()]
+    argv = list(launch.argv)
+    for each in launch.placeholders:
+        lines += ["", f"# Yours: {each.about}"]
+        if each.words:
+            lines.append(f"{each.name}=({' '.join(map(_word, each.words))})")
+            start = next(at for at in range(len(argv)) if tuple(argv[at : at + len(each.words)]) == each.words)
+            argv[start : start + len(each.words)] = [f'"${{{each.name}[@]}}"']
+        else:
+            lines.append(f"# {each.name} in {launch.config_name}")
+    lines += ["", *_wrapped([word if word.startswith('"${') else _word(word) for word in argv])]
+    return "\n".join(lines) + "\n"
+
+
+def _word(word: str) -> str:
+    """A word as a shell takes it; the launcher's variables must reach it."""
+    return f'"{word}"' if word.startswith("$") else shlex.quote(word)
+
+
+def _wrapped(words: list[str]) -> list[str]:
+    """A command over several lines: each option with its values stays on one."""
+    lines = [words[0]]
+    for word in words[1:]:
+        starts = word.startswith(("-", '"${')) or len(lines[-1]) + len(word) > 110
+        if starts and len(lines[-1]) + len(word) > 80:
+            lines.append("    " + word)
+        else:
+            lines[-1] += " " + word
+    return [line + " \\" for line in lines[:-1]] + lines[-1:]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExportRequest:
-    """A plan with everything it is a plan for; what an exporter gets."""
+    """A plan with everything it is a plan for, and the framework's version; what an exporter gets."""
 
     model: ModelSpec
     cluster: ClusterSpec
     workload: Workload
     plan: Plan
+    version: str
+
+    @property
+    def facts(self) -> Facts:
+        """All fields of the model, the workload and the plan by name."""
+        return self.model.to_data() | self.workload.to_data() | self.plan.to_data()
 
     @property
     def micro_batches(self) -> int:
