@@ -75,12 +75,19 @@ class MachineRanks:
 
 
 class Nights:
-    """One entry of a store, checked night after night."""
+    """One entry of a store, checked night after night; `entry`: one that is in it already."""
 
-    def __init__(self, store: SqlStore, channels: Collection[AlertChannel] = (), **changes: object) -> None:
+    def __init__(
+        self,
+        store: SqlStore,
+        channels: Collection[AlertChannel] = (),
+        *,
+        entry: BestEntry | None = None,
+        **changes: object,
+    ) -> None:
         self.store, self.channels = store, channels
         store.put_fingerprint(FINGERPRINT)
-        self.entry = store.put_best(entry_of(**changes))
+        self.entry = entry or store.put_best(entry_of(**changes))
         self.ranks = MachineRanks(Machine(cluster=self.entry.cluster, across_s=0.0, inside_s=0.03))
 
     def fleet(self, cluster: ClusterSpec) -> LocalFleet:

@@ -11,6 +11,7 @@ from commands import Command
 AUTOTUNE = (sys.executable, "-c", "from autotune.cli.main import main; main()")
 
 
+@pytest.mark.slow
 def test_every_probe_runs_and_stands_beside_its_estimate(autotune: Command, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
     assert autotune("cluster", "discover", "--ranks", "2", "--memory-gib", "0.5", "--out", "pair.yaml").status == 0

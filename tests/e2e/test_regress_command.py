@@ -32,6 +32,7 @@ def known(url: str) -> int:
         return store.put_best(entry).id
 
 
+@pytest.mark.slow
 def test_a_plan_is_checked_twice(autotune: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """With budgets for one window each: the second one cannot raise an alarm, whatever this machine does meanwhile."""
     monkeypatch.setenv("OMP_NUM_THREADS", "1")

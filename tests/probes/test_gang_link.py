@@ -51,6 +51,7 @@ def read(gang: Gang, stride: int) -> CollectiveReading:
     return reading
 
 
+@pytest.mark.slow
 def test_groups_inside_nodes_and_across_the_link(gang: Gang) -> None:
     assert read(gang, stride=1).busbw_bytes_per_s > 2 * LIMIT_BYTES_PER_S
     assert gang.board.endpoint.startswith("10.231.77.1:")

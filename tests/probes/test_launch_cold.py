@@ -42,6 +42,7 @@ def watched(prober: LocalProber, request: StepRequest) -> tuple[ProbeOutcome, li
     return outcome, list(dict.fromkeys(seen))
 
 
+@pytest.mark.slow
 def test_each_trial_has_ranks_of_its_own(prober: LocalProber) -> None:
     prober.fingerprint()
     warm = prober.pids

@@ -53,6 +53,7 @@ def test_zero_shards_what_it_says(ranks: InsideProber, size: int, zero_stage: in
         assert report["trained"] == 3 * states + FP32 * TENSORS + ROTARY_BYTES
 
 
+@pytest.mark.slow
 def test_trials_leave_nothing_behind(ranks: InsideProber, size: int) -> None:
     plans = [{"micro_batch": 2}]
     if size == 2:

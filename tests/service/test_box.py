@@ -74,6 +74,7 @@ def exhaustive(box: Box, tuned: dict[str, Any]) -> dict[Plan, float]:
     return found
 
 
+@pytest.mark.slow
 def test_a_box_comes_up_and_tunes_and_its_nodes_are_free_again(box: Box) -> None:
     data = ended(box, submit(box, DATA_PARALLEL, budget={"max_trials": 1}, seed=7))
     assert Plan.from_data(data["best"]["plan"]).dp == 2 * RANKS

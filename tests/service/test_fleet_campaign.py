@@ -270,7 +270,7 @@ def mortal_world(store: SqlStore, **options: Any) -> tuple[MortalWorld, str]:
     return world, tuning_id
 
 
-@pytest.mark.parametrize("after", [False, True], ids=["before", "after"])
+@pytest.mark.parametrize("after", [False, pytest.param(True, marks=pytest.mark.slow)], ids=["before", "after"])
 def test_a_tuner_that_dies_at_any_call_loses_and_doubles_nothing(tmp_path: Path, *, after: bool) -> None:
     with open_store(f"sqlite:///{tmp_path / 'calm.db'}") as store:
         calm, tuning_id = mortal_world(store, mortal=False)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 
+import pytest
 from crew import POOL, Crew, wait_for
 from load import Asked, ask_all, submission
 from supervisor import Supervisor
@@ -13,6 +14,7 @@ from autotune.specs import TuningState
 CLIENTS, DISTINCT, TIMES = 8, 10, 4
 
 
+@pytest.mark.slow
 def test_submissions_of_many_clients_are_all_stored_and_shared(crew: Crew) -> None:
     supervisor = Supervisor(crew)
     supervisor.start()

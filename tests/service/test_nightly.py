@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from datetime import UTC, datetime
 
+import pytest
 from crew import POOL, Crew, autotune, pool_cluster, wait_for
 
 from autotune.catalog import smallest
@@ -11,6 +12,7 @@ from autotune.specs import BestEntry, JobState, Plan, Workload
 from autotune.specs.regression import Check, CheckMeasurement, CheckState
 
 
+@pytest.mark.slow
 def test_a_beat_begins_a_night(crew: Crew) -> None:
     crew.store.put_best(entry(crew))
     crew.start("beat", *autotune("beat", "--nightly", f"{datetime.now(UTC):%H:%M}", "--nightly-gpu-s", "100000"))

@@ -46,6 +46,7 @@ def test_a_killed_child_loses_its_ranks_and_the_job_is_tried_again(crew: Crew) -
     assert_retried(crew, job)
 
 
+@pytest.mark.slow
 def test_a_killed_worker_leaves_no_process(crew: Crew) -> None:
     job = crew.wait_measuring(crew.create_job(2, LONG))
     family = crew.part["b"].kill()
@@ -72,6 +73,7 @@ def test_a_gang_that_is_lost_as_a_whole_is_tried_again_and_nobody_is_blamed(crew
     assert all(incident.job_id != job.id for incident in crew.store.incidents())
 
 
+@pytest.mark.slow
 def test_a_worker_that_is_told_to_end_gives_its_job_up_and_is_not_blamed(crew: Crew) -> None:
     job = crew.wait_measuring(crew.create_job(2, LONG))
     family = crew.part["b"].family
@@ -203,6 +205,7 @@ def test_a_worker_whose_child_hangs_starts_itself_again(crew: Crew) -> None:
     assert worker.end() == 0
 
 
+@pytest.mark.slow
 def test_a_consumer_that_could_not_acknowledge_consumes_again(crew: Crew) -> None:
     job = crew.wait_measuring(crew.create_job(2, LONG))
     nodes = [crew.part[name] for name in ("a", "b")]

@@ -31,6 +31,7 @@ def wait_for_progress(crew: Crew, tuning: Tuning) -> None:
     wait_for("progress", lambda: jobs_ended(crew, tuning) > before or crew.store.tuning(tuning.id).state.ended)
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(600)
 def test_a_tuning_outlives_its_servers_its_tuner_and_its_beat(crew: Crew) -> None:
     tuning = crew.submit(2)

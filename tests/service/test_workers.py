@@ -6,6 +6,7 @@ import uuid
 from pathlib import Path
 
 import psutil
+import pytest
 from crew import LONG, QUICK, Crew, wait_for
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -14,6 +15,7 @@ from autotune.queue.app import TUNER_QUEUE, TaskName, create_app, node_queue
 from autotune.specs import MemberReport, MemberState
 
 
+@pytest.mark.slow
 def test_a_tuning_on_one_node(crew: Crew) -> None:
     crew.wait_done(crew.submit(1))
 

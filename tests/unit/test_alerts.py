@@ -19,6 +19,7 @@ from typing import Any
 import pytest
 from aiosmtpd.controller import Controller
 from aiosmtpd.smtp import SMTP, Envelope, Session
+from databases import Databases
 from regression_nights import Nights
 
 from autotune.errors import InputError
@@ -117,13 +118,17 @@ def mail() -> Iterator[tuple[str, Mailbox]]:
     controller.stop()
 
 
-@pytest.fixture
-def store(tmp_path: Path) -> Iterator[SqlStore]:
-    """With an incident that is to be told to both channels."""
-    with open_store(f"sqlite:///{tmp_path / 'a.db'}") as opened:
+def worsen(url: str) -> None:
+    with open_store(url) as opened:
         nights = Nights(opened, channels=tuple(AlertChannel))
         nights.check()
         nights.check(inside=2.0)
+
+
+@pytest.fixture
+def store(databases: Databases, tmp_path: Path) -> Iterator[SqlStore]:
+    """With an incident that is to be told to both channels."""
+    with open_store(databases.filled("sqlite", tmp_path, worsen)) as opened:
         yield opened
 
 

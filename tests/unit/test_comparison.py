@@ -65,6 +65,7 @@ def confirmed(rng: np.random.Generator, speeds: dict[int, float], noise: float) 
         told.append(measure(plan.tp))
 
 
+@pytest.mark.slow
 @settings(max_examples=5, deadline=None, derandomize=True)
 @given(seed=st.integers(0, 2**32 - 1), noise=st.floats(0.0005, 0.02), plans=st.integers(2, 3))
 def test_equal_plans_are_told_apart_in_at_most_one_of_twenty_tunings(seed: int, noise: float, plans: int) -> None:

@@ -83,8 +83,8 @@ def test_however_many_plans_there_are_ranking_them_takes_the_same_memory() -> No
 
 
 def test_the_pieces_are_all_legal_plans_once_and_in_order(monkeypatch: pytest.MonkeyPatch) -> None:
-    spec, cluster = model("deepseek-v3"), cluster_from_shorthand("h100-80gb-sxm:64x8")
-    question, space = (spec, cluster, Workload(seq_len=4096, global_batch=512)), Space(zero_stage=(1, 2), tp=(8,))
+    spec, cluster = model("mixtral-8x7b"), cluster_from_shorthand("h100-80gb-sxm:8x8")
+    question, space = (spec, cluster, Workload(seq_len=4096, global_batch=512)), Space(zero_stage=(1, 2), tp=(4, 8))
     whole = legal_plans(*question, space)
     monkeypatch.setattr("autotune.search.space.PIECE_ROWS", 1000)
     pieces = list(legal_pieces(*question, space))

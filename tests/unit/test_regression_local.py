@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 from commands import Command
+from databases import Databases
 from regression_nights import CLUSTER, FINGERPRINT, MODEL, WORKLOAD, Nights, entry_of
 
 from autotune.errors import StoreConflictError
@@ -122,6 +123,7 @@ def test_a_night_ends_with_its_budget(store: SqlStore) -> None:
     assert len(night.checks[0].result.windows) == 1
 
 
+@pytest.mark.slow
 def test_after_a_loss_a_challenger_is_tuned_for_and_remembered(store: SqlStore) -> None:
     second = RunnerUp(plan=Plan(tp=2), tokens_per_s_per_gpu=1400.0, interval=(1390, 1410), repeats=2, too_close=False)
     nights = Nights(store, runner_up=second)
@@ -133,13 +135,19 @@ def test_after_a_loss_a_challenger_is_tuned_for_and_remembered(store: SqlStore) 
     assert tuning.state.ended
 
 
+def tell(url: str) -> None:
+    with open_store(url) as store:
+        nights = Nights(store)
+        for trouble in ({}, {}, {"inside": 2.0}):
+            nights.check(**trouble)
+
+
 @pytest.fixture
-def told(store: SqlStore) -> Nights:
+def told(databases: Databases, tmp_path: Path, url: str) -> Iterator[Nights]:
     """A baseline, a good night and a bad one."""
-    nights = Nights(store)
-    for trouble in ({}, {}, {"inside": 2.0}):
-        nights.check(**trouble)
-    return nights
+    Path(databases.filled("sqlite", tmp_path, tell).removeprefix("sqlite:///")).rename(tmp_path / "a.db")
+    with open_store(url) as store:
+        yield Nights(store, entry=store.best_page()[0])
 
 
 def test_status_shows_the_last_verdicts_and_says_so_by_its_exit(autotune: Command, url: str, told: Nights) -> None:

@@ -51,6 +51,7 @@ def run_suite(folder: Path, *, ci: str, **files: str) -> str:
     return done.stdout.strip().splitlines()[-1]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("ci", "summary"),
     [("", "1 passed, 2 skipped, 1 xfailed"), ("true", "1 failed, 1 passed, 1 skipped, 1 xfailed")],
@@ -59,6 +60,7 @@ def test_a_skip_is_a_failure_only_in_ci_and_only_without_a_good_reason(tmp_path:
     assert run_suite(tmp_path, ci=ci, test_suite=SUITE).startswith(summary)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("ci", "summary"), [("", "1 skipped"), ("true", "1 error")])
 def test_a_whole_module_may_not_be_skipped_in_ci(tmp_path: Path, ci: str, summary: str) -> None:
     assert run_suite(tmp_path, ci=ci, test_suite=MODULE_SKIP).startswith(summary)
