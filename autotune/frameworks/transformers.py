@@ -191,7 +191,10 @@ def export(run: ExportRequest) -> LaunchArguments:
         config_name=CONFIG,
         config=dumped(nest(TABLE.say(facts, run.version))),
         beside={"config.json": dumped(hf_config(run.model, run.workload.seq_len)), "train.py": _SCRIPT},
-        notes=("train.py trains the model of config.json on random tokens: put your data set in their place.",),
+        notes=(
+            "train.py trains the model of config.json on random tokens: put your data set in their place.",
+            *((f"Its FSDP reduces gradients in {run.workload.dtype.value}.",) if run.plan.zero_stage > 1 else ()),
+        ),
     )
 
 

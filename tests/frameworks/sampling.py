@@ -7,7 +7,7 @@ import os
 import random
 import subprocess
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -22,6 +22,7 @@ from autotune.frameworks.deepspeed import gradients
 from autotune.search.space import legal_plans
 from autotune.specs import Plan, Recompute, Space, Workload
 
+EVERYTHING = Space(recompute=tuple(Recompute))
 HERE = Path(__file__).parent
 
 
@@ -57,16 +58,15 @@ def varied(table: PlanTable, count: int, seed: int) -> Iterator[Plan]:
 
 
 def exports(
-    target: str, cases: list[tuple[str, str, Workload]], count: int, seed: int = 0
+    target: str, cases: Sequence[tuple[str, str, Workload]], count: int, space: Space = EVERYTHING, seed: int = 0
 ) -> tuple[list[Exported], dict[str, int]]:
     """Exports of `count` plans of each case that the target takes, and how often it gave which reason for refusing."""
     found, refused = [], defaultdict[str, int](int)
     for preset, shorthand, workload in cases:
         spec, cluster = model(preset), cluster_from_shorthand(shorthand)
-        space = Space(recompute=tuple(Recompute))
         table = legal_plans(spec, cluster, workload, space)
         given = 0
-        for plan in varied(table, 20 * count, seed):
+        for plan in varied(table, 40 * count, seed):
             try:
                 launch = launch_arguments(target, spec, cluster, workload, plan)
             except IllegalPlanError as error:
@@ -111,10 +111,13 @@ def stages(layers: int, chunks: int) -> list[int]:
     return [layers // chunks + (chunk < layers % chunks) for chunk in range(chunks)]
 
 
-def meant(run: ExportRequest) -> dict[str, Any]:
+def meant(run: ExportRequest, target: str) -> dict[str, Any]:
     """What the plan says, in the words of the readers."""
     plan, workload = run.plan, run.workload
     m = run.micro_batches
+    added = gradients(run) if target == "deepspeed" else workload.gradients
+    # The Trainer's FSDP reduces in the format of computation, as the note of its export says.
+    reduced = workload.dtype if target == "transformers" and plan.zero_stage > 1 else workload.gradients
     recompute = {Recompute.OP: "selective op"}.get(plan.recompute, plan.recompute.value)
     return {
         "parameters": total_parameters(run.model), "layers": stages(run.model.layers, plan.pp * plan.vpp),
@@ -123,7 +126,7 @@ def meant(run: ExportRequest) -> dict[str, Any]:
         "pp": plan.pp, "cp": plan.cp, "dp": plan.dp, "ep": plan.ep, "etp": plan.expert_tp,
         "sequence_parallel": plan.sequence_parallel, "zero": plan.zero_stage,
         "shards": plan.dp * plan.cp if plan.zero_stage else 1, "compute": workload.dtype.value,
-        "reduce": (workload.reduce_dtype or workload.gradients).value, "grads": gradients(run).value,
+        "reduce": (workload.reduce_dtype or reduced).value, "grads": added.value,
         "recompute": recompute, "optimizer": workload.optimizer.value,
     }  # fmt: skip
 
@@ -132,7 +135,7 @@ def mistaken(found: list[Exported], answers: list[dict[str, Any]]) -> list[str]:
     """Every launch that the framework refuses or takes for something else."""
     wrong = []
     for each, answer in zip(found, answers, strict=True):
-        where, wanted = f"{each.run.model.name} {each.run.plan.key}", meant(each.run)
+        where, wanted = f"{each.run.model.name} {each.run.plan.key}", meant(each.run, each.launch.target)
         if "refused" in answer:
             wrong.append(f"{where}: {answer['refused']}")
             continue

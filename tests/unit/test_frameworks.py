@@ -81,7 +81,10 @@ def test_what_is_listed_for_a_framework_is_exported_to_it(framework: FrameworkNa
     table = legal_plans(LLAMA, CLUSTER, work)
     assert len(table) > 50
     for i in range(0, len(table), 5):  # raises for a plan that the framework does not run
-        exporter.export(ExportRequest(model=LLAMA, cluster=CLUSTER, workload=work, plan=table.plan(i)))
+        run = ExportRequest(
+            model=LLAMA, cluster=CLUSTER, workload=work, plan=table.plan(i), version=exporter.VERSIONS[0]
+        )
+        exporter.export(run)
 
 
 REFUSED = [
@@ -122,10 +125,8 @@ def test_megatron_counts_the_ends_of_llama_405b_as_layers() -> None:
     )  # fmt: skip
     assert illegal_reason(spec, cluster, work, plan) is None
     assert legal_plans(spec, cluster, work).find(plan) is not None
-    assert (
-        "--account-for-loss-in-pipeline-split"
-        in megatron.export(ExportRequest(model=spec, cluster=cluster, workload=work, plan=plan)).argv
-    )
+    run = ExportRequest(model=spec, cluster=cluster, workload=work, plan=plan, version=megatron.VERSIONS[0])
+    assert "--account-for-loss-in-pipeline-split" in megatron.export(run).argv
     assert chunk_with_ends(126, 64) == [1, *[2] * 62, 1]
     assert chunk_with_ends(10, 4) == [2, 3, 3, 2]
     assert chunk_with_ends(12, 4) == [3] * 4
