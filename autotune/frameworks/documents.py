@@ -182,9 +182,11 @@ class PythonConfig:
             if isinstance(node.func, ast.Name) and name in self.functions and not node.args and not node.keywords:
                 inner: dict[str, Said] = {}
                 self._function(name, inner, depth + 1)
+                inner.setdefault("base", Said(name, where))
                 found.update({f"{path}.{key}".strip("."): said for key, said in inner.items()})
                 return
-            found[path or "base"] = Said(name, where)
+            if path or isinstance(node.func, ast.Name):
+                found[path or "base"] = Said(name, where)
             for at, argument in enumerate(node.args):
                 self._put(f"{path}.{at}".strip("."), argument, local, found, depth + 1)
             for keyword in node.keywords:

@@ -170,8 +170,9 @@ def _read_recompute(settings: Settings, facts: Facts) -> Mapping[str, object]:
         return {"recompute": mode}
     if mode == "selective" and settings.word(f"{name}.selective_ac_option", "2") == "op":
         return {"recompute": Recompute.OP.value}
-    every = "" if mode == "memory_budget" else f" of every {settings.word(f'{name}.selective_ac_option', '2')}th layer"
-    allowed = f"recomputation by {mode}{every} is no part of a plan: none, full, or selective with option op"
+    option = settings.word(f"{name}.selective_ac_option", "2")
+    how = mode if mode == "memory_budget" else f"{mode} with option {option}"
+    allowed = f"{how} is no part of a plan: none, full, or selective with option op"
     raise InputError(f"{settings.file}: {name}.mode", mode, allowed)
 
 
@@ -413,7 +414,7 @@ def _said(launch: Launch, command: Command, given: Given) -> tuple[dict[str, Sai
         chosen = str(config.value) if config else _only(file, python, given)
         if chosen not in python.functions:
             raise InputError(f"{file}: --config", chosen, "one of " + ", ".join(python.functions))
-        return {**python.settings(chosen), **over}, "0.3"
+        return {"base": Said(chosen), **python.settings(chosen), **over}, "0.3"
     return {**toml(file, text), **over}, "0.2"
 
 

@@ -198,6 +198,10 @@ def export(run: ExportRequest) -> LaunchArguments:
     )
 
 
+_LENGTHS = ("seq-len", "seq_length", "max_seq_length", "max_length", "block_size")
+"""What scripts call the length of a sequence: it is none of the Trainer's arguments."""
+
+
 def read(launch: Launch, given: Given) -> ImportedPlan:
     """The model, workload and plan of TrainingArguments or Accelerate's config, or of a command that has them.
 
@@ -211,14 +215,14 @@ def read(launch: Launch, given: Given) -> ImportedPlan:
         if path is not None:
             said |= _document(path, launch.other(path))
         said |= {name.replace("-", "_"): value for name, value in command.options.items()}
-        said.pop("seq_len", None)
-        said.pop("steps", None)
+        for name in ("steps", *_LENGTHS):
+            said.pop(name.replace("-", "_"), None)
     else:
         said |= _document(launch.file, launch.text)
     settings = Settings(launch.file, said)
     machines = None if command.argv else settings.count("num_processes")
     facts, remainder = TABLE.read(settings, {})
-    seq_len = command.count(launch, "seq-len", "seq_length", "max_seq_length", "max_length", "block_size")
+    seq_len = command.count(launch, *_LENGTHS)
     given = with_hf_model(launch, given, command)
     devices = given.devices or command.devices or machines
     if devices == 1:

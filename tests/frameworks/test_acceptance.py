@@ -9,7 +9,7 @@ import os
 from pathlib import Path
 
 import pytest
-from sampling import EVERYTHING, exports, mistaken, read
+from framework_plans import EVERYTHING, exports, mistaken, read
 
 from autotune.specs import DType, Space, Workload
 
@@ -21,16 +21,25 @@ SMALL = ("llama3.2-1b", "h100-80gb-sxm:1x8", Workload(seq_len=2048, global_batch
 QWEN = ("qwen3-1.7b", "h100-80gb-sxm:1x8", Workload(seq_len=2048, global_batch=32))
 EXPERTS = ("qwen3-30b-a3b", "h100-80gb-sxm:2x8", Workload(seq_len=4096, global_batch=64))
 LATENT = ("deepseek-v2-lite", "h100-80gb-sxm:2x8", Workload(seq_len=4096, global_batch=64))
-HALF = ("llama2-7b", "v100-32gb-sxm2:1x8", Workload(seq_len=2048, global_batch=32, dtype=DType.FP16))
+HALF = ("llama2-7b", "v100-32gb-sxm:1x8", Workload(seq_len=2048, global_batch=32, dtype=DType.FP16))
 WIDE = EVERYTHING.model_copy(update={"cp": (1,)})
 REPLICAS = WIDE.model_copy(update={"tp": (1,), "pp": (1,), "ep": (1,)})
+
+MANY = tuple(
+    (name, where, Workload(seq_len=1024, global_batch=batch))
+    for name, where, batch in (
+        ("llama3-8b", "h100-80gb-sxm:2x8", 768), ("qwen2.5-7b", "h100-80gb-sxm:1x8", 240),
+        ("qwen3-8b", "a100-80gb-sxm:3x4", 720), ("gpt2-xl", "a100-80gb-sxm:1x4", 240),
+        ("mixtral-8x7b", "h100-80gb-sxm:8x8", 1536),
+    )
+)  # fmt: skip
 
 CASES = [
     ("torchtitan@0.2", "torchtitan-0.2", "read_torchtitan_0_2.py", (LLAMA, LLAMA2, SMALL, EXPERTS, LATENT), EVERYTHING),
     ("torchtitan@0.3", "torchtitan-0.3", "read_torchtitan_0_3.py", (LLAMA, LLAMA2, SMALL, QWEN, EXPERTS), EVERYTHING),
     ("deepspeed", "transformers", "read_deepspeed.py", (LLAMA, SMALL, QWEN, EXPERTS, HALF), WIDE),
     ("nanotron", "transformers", "read_nanotron.py", (LLAMA, LLAMA2, SMALL, HALF), WIDE),
-    ("transformers", "transformers", "read_transformers.py", (LLAMA, LLAMA2, SMALL, QWEN, EXPERTS, HALF), REPLICAS),
+    ("transformers", "transformers", "read_transformers.py", (*MANY, SMALL, HALF), REPLICAS),
 ]
 FEWEST = 200
 

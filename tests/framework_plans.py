@@ -23,7 +23,7 @@ from autotune.search.space import legal_plans
 from autotune.specs import Plan, Recompute, Space, Workload
 
 EVERYTHING = Space(recompute=tuple(Recompute))
-HERE = Path(__file__).parent
+HERE = Path(__file__).parent / "frameworks"
 
 
 @dataclass(frozen=True)
