@@ -142,7 +142,11 @@ class ExportRequest:
     def torchrun(self) -> tuple[str, ...]:
         """The start of a command that torchrun runs on every node."""
         nodes = self.cluster.nodes
-        where = ("--rdzv-backend", "c10d", "--rdzv-endpoint", "$MASTER_ADDR:$MASTER_PORT") if nodes > 1 else ()
+        # On one node a port of its own: torchrun's default is one for the whole machine.
+        alone = nodes == 1
+        where = (
+            ("--standalone",) if alone else ("--rdzv-backend", "c10d", "--rdzv-endpoint", "$MASTER_ADDR:$MASTER_PORT")
+        )
         return ("torchrun", "--nnodes", str(nodes), "--nproc-per-node", str(self.cluster.gpus_per_node), *where)
 
 

@@ -336,7 +336,7 @@ def main():
     arguments = deepspeed.add_config_arguments(parser).parse_args()
     with open(arguments.deepspeed_config) as file:
         settings = json.load(file)
-    deepspeed.init_distributed()
+    deepspeed.init_distributed(dist_backend="nccl" if torch.cuda.is_available() else "gloo")
     config = AutoConfig.from_pretrained(".")
     stages = settings.get("pipeline", {}).get("stages", 1)
     tp = settings.get("tensor_parallel", {}).get("autotp_size", 1)

@@ -104,16 +104,21 @@ def _read_sharding(settings: Settings, facts: Facts) -> Mapping[str, object]:
     if not accelerate and (
         said is None or said is False or not words or "false" in [str(word).lower() for word in words]
     ):
-        full = settings.switch("gradient_checkpointing")
+        full = _recomputes(settings)
         return {"zero_stage": 0, "recompute": Recompute.FULL.value if full else Recompute.NONE.value}
     legacy = next((str(word) for word in words if str(word) in _STRATEGIES and str(word).lower() != "true"), None)
     strategy = str(named if named is not None else legacy or "full_shard").lower()
     if strategy not in _STRATEGIES:
         raise settings.bad("fsdp_config.reshard_after_forward", "one of " + ", ".join(_STRATEGIES))
-    full = settings.switch("gradient_checkpointing") or _setting(settings, "activation_checkpointing") in {True, "true"}
+    full = _recomputes(settings) or _setting(settings, "activation_checkpointing") in {True, "true"}
     return {
         "zero_stage": _STRATEGIES[strategy], "recompute": Recompute.FULL.value if full else Recompute.NONE.value,
     }  # fmt: skip
+
+
+def _recomputes(settings: Settings) -> bool:
+    names = ("gradient_checkpointing", "activation_checkpointing")  # the second is the newer spelling
+    return any([settings.switch(name) for name in names])
 
 
 def _setting(settings: Settings, name: str) -> object:
@@ -255,7 +260,7 @@ class RandomTokens(torch.utils.data.Dataset):
         self.vocab, self.seq_len = vocab, seq_len
 
     def __len__(self):
-        return 1 << 30
+        return 1 << 16
 
     def __getitem__(self, index):
         tokens = torch.randint(self.vocab, (self.seq_len,), generator=torch.Generator().manual_seed(index))

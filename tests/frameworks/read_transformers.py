@@ -25,7 +25,8 @@ def read(launch: dict[str, Any]) -> dict[str, Any]:
         from accelerate.utils import FullyShardedDataParallelPlugin
 
         plugin = FullyShardedDataParallelPlugin(**arguments.fsdp_plugin_args)
-        plugin.set_mixed_precision({"fp32": "no"}.get(compute, compute))
+        if compute != "fp32":
+            plugin.set_mixed_precision(compute)
         plugin.set_auto_wrap_policy(model)
         assert plugin.fsdp_version == 2
         names = {type(module).__name__ for module in model.modules()}
