@@ -21,6 +21,7 @@ ALERT_EMAIL_VARIABLE = "AUTOTUNE_ALERT_EMAIL"
 ALERT_SENDER_VARIABLE = "AUTOTUNE_ALERT_SENDER"
 LEASE_VARIABLE = "AUTOTUNE_LEASE_S"
 MAX_LIVE_VARIABLE = "AUTOTUNE_MAX_LIVE"
+COMMANDS_VARIABLE = "AUTOTUNE_COMMANDS"
 SECRET_VARIABLES = (
     DATABASE_VARIABLE, BROKER_VARIABLE, API_KEY_VARIABLE, WEBHOOK_VARIABLE, WEBHOOK_SECRET_VARIABLE, SMTP_VARIABLE,
 )  # fmt: skip
@@ -72,7 +73,7 @@ class Settings:
     API that the command line asks instead of this machine (empty: none), `api_key` what it shows there. Alerts of the
     nightly regression go to `webhook_url`, signed with `webhook_secret`, and through `smtp_url` to `alert_email`.
     `times` is how soon a fleet notices that something is gone. `max_live` tunings of one principal in one pool are
-    under way at a time.
+    under way at a time. `commands_dir` has the programs of the operator's own that may run on this machine, if any.
     """
 
     database_url: str
@@ -87,6 +88,7 @@ class Settings:
     alert_sender: str = ""
     times: FleetTimes = FleetTimes()
     max_live: int = MAX_LIVE
+    commands_dir: Path | None = None
 
 
 def read_settings(environ: Mapping[str, str] | None = None) -> Settings:
@@ -99,12 +101,14 @@ def read_settings(environ: Mapping[str, str] | None = None) -> Settings:
     AUTOTUNE_WEBHOOK_SECRET, AUTOTUNE_SMTP_URL, AUTOTUNE_ALERT_EMAIL and AUTOTUNE_ALERT_SENDER say where incidents are
     told. AUTOTUNE_LEASE_S is the time after which a silent node loses its job, by default 15 s; the fleet's other times
     become longer or shorter with it. All its parts must be given the same. AUTOTUNE_MAX_LIVE is how many tunings of one
-    principal in one pool its tuners have under way at a time, by default 8. What can hold a secret (SECRET_VARIABLES)
+    principal in one pool its tuners have under way at a time, by default 8. AUTOTUNE_COMMANDS is the directory of the
+    operator's own programs that may run on this machine; without it none may. What can hold a secret (SECRET_VARIABLES)
     may be in a file that NAME_FILE names. Creates nothing.
 
     Raises:
         InputError: AUTOTUNE_LEASE_S is no time that a lease can have, or AUTOTUNE_MAX_LIVE no such number; or a file of
-            a secret cannot be read, is empty, or is given beside the secret itself.
+            a secret cannot be read, is empty, or is given beside the secret itself; or AUTOTUNE_COMMANDS is no
+            directory.
     """
     environ = os.environ if environ is None else environ
     environ = {**environ, **{name: _from_file(environ, name) for name in SECRET_VARIABLES if environ.get(name + FILE)}}
@@ -123,6 +127,7 @@ def read_settings(environ: Mapping[str, str] | None = None) -> Settings:
         alert_sender=environ.get(ALERT_SENDER_VARIABLE) or "",
         times=_times(environ.get(LEASE_VARIABLE)),
         max_live=_max_live(environ.get(MAX_LIVE_VARIABLE)),
+        commands_dir=_directory(environ.get(COMMANDS_VARIABLE)),
     )
 
 
@@ -164,6 +169,15 @@ def _max_live(given: str | None) -> int:
     if not (given.isascii() and given.isdigit() and len(given) < 9 and 1 <= int(given) <= MOST_LIVE):
         raise InputError(MAX_LIVE_VARIABLE, given, f"a whole number from 1 to {MOST_LIVE}")
     return int(given)
+
+
+def _directory(given: str | None) -> Path | None:
+    if not given:
+        return None
+    path = Path(given)
+    if not path.is_dir():
+        raise InputError(COMMANDS_VARIABLE, given, "a directory")
+    return path
 
 
 def _folder(environ: Mapping[str, str], variable: str, default: str) -> Path:

@@ -10,6 +10,9 @@ from autotune.settings import MAX_LIVE, FleetTimes, Settings, database_file, rea
 ELSEWHERE = "`autotune plan` ranks plans without any hardware"
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
     from autotune.fleet.finishing import Ending
     from autotune.fleet.local import LocalFleet, OnProgress
     from autotune.fleet.node import Heartbeat, NodeHandlers
@@ -19,8 +22,10 @@ if TYPE_CHECKING:
     from autotune.queue.sending import CeleryQueue
     from autotune.regression.fleet import FleetRegression
     from autotune.specs import ClusterSpec, Job, Node, ProbeRequest
+    from autotune.specs.command import Command, CommandBook, CommandOffer
     from probes.inventory import NodeInventory
     from probes.launch import WorldShare
+    from probes.program.reading import LogStep
     from storage import SqlStore
 
 
@@ -68,12 +73,53 @@ def require_local(cluster: ClusterSpec) -> None:
             )
 
 
-def open_prober(cluster: ClusterSpec) -> Prober:
-    """The prober of this machine for a cluster that describes it. Raises InputError for another cluster."""
+def open_prober(cluster: ClusterSpec, file: Path | None = None) -> Prober:
+    """The prober of this machine for a cluster that describes it. Raises InputError for another cluster.
+
+    `file` is of a program of the user's own, which may be run besides those of the settings.
+    """
     from probes.launch import LocalProber
 
     require_local(cluster)
-    return LocalProber(cluster, log_dir=read_settings().log_dir)
+    settings = read_settings()
+    book = open_book(settings, file)
+    return LocalProber(cluster, log_dir=settings.log_dir, commands=book, read_log=read_log_steps)
+
+
+def open_book(settings: Settings, file: Path | None = None) -> CommandBook:
+    """The user's own programs that may run on this machine: the operator's, and the one of a file."""
+    from autotune.specs.command import CommandBook
+
+    return CommandBook(settings.commands_dir, [file] if file is not None else [])
+
+
+def offer_of(command: Command) -> CommandOffer:
+    """What others have to know of a program. Raises InputError for a model that cannot be read."""
+    from autotune.catalog import load_model
+
+    path = command.template.model
+    return command.offer(load_model(str(command.directory / path)) if path else None)
+
+
+def read_log_steps(framework: str, lines: bytes) -> Iterator[LogStep]:
+    """The steps in some lines of a framework's log. Raises InputError for what its reader does not understand."""
+    from io import BytesIO
+
+    from autotune.imports import deepspeed, megatron, nanotron, torchtitan
+    from autotune.imports.logs import LogFile
+    from probes.program.reading import LogStep
+
+    readers = {"megatron": megatron, "torchtitan": torchtitan, "deepspeed": deepspeed, "nanotron": nanotron}
+    log = readers[framework].read(LogFile("the program's log", lambda: BytesIO(lines)))
+    memory_bytes = log.reserved_bytes or log.allocated_bytes
+    for step in log.steps:
+        yield LogStep(
+            number=step.number,
+            time_s=step.time_s,
+            tokens_per_s_per_gpu=step.tokens_per_s_per_gpu,
+            samples_per_s=step.samples_per_s,
+            memory_bytes=memory_bytes,
+        )
 
 
 def require_runnable(cluster: ClusterSpec, request: ProbeRequest) -> None:
@@ -87,23 +133,27 @@ def require_runnable(cluster: ClusterSpec, request: ProbeRequest) -> None:
             members(request, cluster.devices)
         case LayerRequest():
             check_layer(request, cluster.devices)
-        case _:
+        case _ if not request.workload.command:
             check_step(request, cluster.devices)
 
 
 def open_local(
-    store: SqlStore, cluster: ClusterSpec, on_progress: OnProgress = lambda request, progress: None
+    store: SqlStore,
+    cluster: ClusterSpec,
+    on_progress: OnProgress = lambda request, progress: None,
+    file: Path | None = None,
 ) -> LocalFleet:
     """This machine as a fleet of one, for a cluster that describes it: else it raises InputError when it is to measure.
 
-    Close it; the store stays open.
+    `file` is of a program of the user's own. Close it; the store stays open.
     """
     from autotune.fleet.local import LocalFleet
     from probes.launch import NodeRanks
 
     def open_ranks() -> NodeRanks:
         require_local(cluster)
-        return NodeRanks(log_root=read_settings().log_dir)
+        settings = read_settings()
+        return NodeRanks(log_root=settings.log_dir, commands=open_book(settings, file), read_log=read_log_steps)
 
     return LocalFleet(store, cluster, open_ranks, merge=merge_reports, share_of=share_of, on_progress=on_progress)
 
@@ -137,11 +187,12 @@ def merge_reports(job: Job) -> Ending:
     """What the reports of a job's members amount to."""
     from autotune.fleet.finishing import Ending
     from autotune.specs.fleet import LOCAL
-    from probes.launch.merging import blamed_node, computing_s, merged_outcome
+    from probes.launch.merging import blamed_node, computing_s, merged_outcome, told_apart
 
     own = job.pool.startswith(LOCAL)  # there it goes without saying
     outcome = merged_outcome(job.request, job.cluster, job.members, named=not own)
-    return Ending(outcome=outcome, blamed=blamed_node(job.members), calc_s=computing_s(job.request, job.members))
+    blamed = blamed_node(told_apart(job.request, job.members))
+    return Ending(outcome=outcome, blamed=blamed, calc_s=computing_s(job.request, job.members))
 
 
 def open_node(settings: Settings, node: Node, interface: str, heartbeat: Heartbeat) -> NodeHandlers:
@@ -155,7 +206,13 @@ def open_node(settings: Settings, node: Node, interface: str, heartbeat: Heartbe
         session=node.session,
         store=store,
         fleet=open_fleet(store, open_queue(settings)),
-        ranks=NodeRanks(log_root=settings.log_dir, address=node.address, interface=interface),
+        ranks=NodeRanks(
+            log_root=settings.log_dir,
+            address=node.address,
+            interface=interface,
+            commands=open_book(settings),
+            read_log=read_log_steps,
+        ),
         share_of=share_of,
         heartbeat=heartbeat,
         times=settings.times,

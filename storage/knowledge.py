@@ -167,7 +167,7 @@ class KnowledgeStore(SessionStore):
         asked = {
             "model_key": model.key,
             "device_name": cluster.device.name,
-            "dtype": workload.dtype.value,
+            "dtype": workload.kind,
             "devices": cluster.devices,
             "seq_len": workload.seq_len,
             "parameters": parameters,
@@ -308,7 +308,7 @@ def best_values(entry: BestEntry) -> dict[str, Any]:
         "workload_key": entry.workload.key,
         "seq_len": entry.workload.seq_len,
         "global_batch": entry.workload.global_batch,
-        "dtype": entry.workload.dtype.value,
+        "dtype": entry.workload.kind,
         "plan_key": entry.plan.key,
         "plan_json": entry.plan.to_json(),
         "interval_low_tokens_per_s_per_gpu": low,

@@ -82,10 +82,10 @@ def run_tuner(settings: Settings, *, name: str | None, concurrency: int, patienc
     """Advances tunings and sweeps until SIGTERM; returns the exit status. Raises StoreError without a database."""
     end_children()
     log_to_stderr()
-    _yield_to_others()
     app, queue, heartbeat = create_app(settings), CeleryQueue(create_app(settings)), Heartbeat()
     with _opened_before_the_fork(settings):
         pass
+    _yield_to_others()
     own = f"{TUNER_QUEUE}.{name or f'{socket.gethostname()}-{os.getpid()}'}"
     lazy = LazyHandlers(lambda: _tuner_handlers(settings), heartbeat)
     return run_worker(

@@ -205,6 +205,15 @@ class TrialPage(Spec):
     next: str | None
 
 
+class InFramework(Spec):
+    """Whether a framework runs the best plan, else why not; and the fastest plan that it runs, if any was measured."""
+
+    target: str
+    reason: str | None
+    plan: Plan | None
+    tokens_per_s_per_gpu: float | None
+
+
 class TuningAnswer(Spec):
     """A tuning, its trials, its best plan and the explanation, as far as it has come.
 
@@ -219,6 +228,7 @@ class TuningAnswer(Spec):
     explanation: Explanation | None
     trials: list[TrialRow]
     gpu_s_spent: float
+    frameworks: list[InFramework]
     place: int | None
     request: Tuning
 
@@ -267,6 +277,7 @@ class BestAnswer(Spec):
     fingerprint_key: str
     fingerprint: Fingerprint | None
     runner_up: RunnerUp | None
+    frameworks: list[InFramework]
     launch: Launch | None
 
 
@@ -293,6 +304,7 @@ class PlansAnswer(Spec):
     seconds: float
     estimates_per_s: float
     basis: str
+    frameworks: list[InFramework]
     plans: list[PlanEstimate]
 
 

@@ -143,6 +143,13 @@ _EXPLANATION: dict[str, Any] = {
         }
     ],
 }  # fmt: skip
+_FRAMEWORKS: list[dict[str, Any]] = [
+    {"target": "megatron@0.19", "reason": None, "plan": _PLAN, "tokens_per_s_per_gpu": 3310.5},
+    {
+        "target": "torchtitan@0.2", "reason": "fsdp: it shards gradients too: zero_stage 2 or 3, not 1", "plan": None,
+        "tokens_per_s_per_gpu": None,
+    },
+]  # fmt: skip
 _FOUND: dict[str, Any] = {
     "tuning": _ID, "state": "done", "model": "mine-7b", "cluster": "blue", "workload": _WORKLOAD, "best": _BEST,
     "measured_at": _LATER, "fingerprint_key": _FINGERPRINT,
@@ -152,6 +159,7 @@ _FOUND: dict[str, Any] = {
         "collective_library": "nccl 2.28.9", "torch": "2.11.0", "python": "3.12.3",
     },
     "runner_up": {"plan": _OTHER_PLAN, "tokens_per_s_per_gpu": 3120.0, "interval": [3101.0, 3139.5], "repeats": 2},
+    "frameworks": _FRAMEWORKS,
     "launch": {
         "target": "megatron", "version": "0.19",
         "argv": ["torchrun", "--nproc-per-node", "8", "pretrain_gpt.py", "--tensor-model-parallel-size", "2"],
@@ -209,7 +217,7 @@ ANSWERS: dict[str, Any] = {
     "Submitted": _SUBMITTED,
     "TuningAnswer": {
         "tuning": _ID, "state": "searching", "stop_reason": "", "sampler": "plan", "best": _BEST,
-        "explanation": _EXPLANATION, "trials": [_TRIAL], "gpu_s_spent": 3168.0, "place": None,
+        "explanation": _EXPLANATION, "trials": [_TRIAL], "gpu_s_spent": 3168.0, "frameworks": [], "place": None,
         "request": _TUNING,
     },
     "TrialPage": {"trials": [_TRIAL], "next": None},
@@ -232,6 +240,7 @@ ANSWERS: dict[str, Any] = {
     "PlansAnswer": {
         "model": "mine-7b", "cluster": "blue", "devices": 16, "workload": _WORKLOAD, "legal": 14208, "fitting": 9120,
         "seconds": 0.05, "estimates_per_s": 510000.0, "basis": "catalog",
+        "frameworks": [{**_FRAMEWORKS[0], "tokens_per_s_per_gpu": None}],
         "plans": [{"plan": _PLAN, "estimate": _ESTIMATE | {"basis": "catalog"}, "alike": 12}],
     },
     "ModelSpec": MODEL,

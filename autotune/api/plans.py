@@ -28,6 +28,7 @@ from autotune.api.requests import (
     Nodes,
     Precision,
     SeqLen,
+    Target,
     Text,
     WorkloadRequest,
     asked_workload,
@@ -39,19 +40,12 @@ from autotune.api.requests import (
 from autotune.api.sharing import one_at_a_time, require_bounded
 from autotune.api.tunings import version_of
 from autotune.errors import InputError
-from autotune.frameworks import targets
 from autotune.knowledge.answer import Answer, best_known, entry_data
 from autotune.search.offline import rank
 from autotune.search.space import Runtime
-from autotune.specs import ClusterSpec, ModelSpec, Recompute, Schedule, Space, Tuning, Workload
-from autotune.tuning.report import (
-    best_answer,
-    fastest_measured,
-    known_answer,
-    launch_data,
-    newest_measured,
-    ranking_data,
-)
+from autotune.specs import ClusterSpec, ModelSpec, Recompute, Schedule, Space, Workload
+from autotune.tuning.report import best_answer, known_answer, newest_measured, ranking_data
+from autotune.tuning.targets import export_refusal
 
 router = APIRouter(route_class=GuardedRoute, tags=["plans"])
 
@@ -80,14 +74,7 @@ async def best(
     framework: Framework = None,
     kernels: Kernels = None,
     precision: Precision = None,
-    target: Annotated[
-        str | None,
-        Query(
-            alias="for",
-            pattern=rf"^({'|'.join(targets())})(@[0-9.]+)?$",
-            description="Give the launch too: a framework as NAME or NAME@VERSION.",
-        ),
-    ] = None,
+    target: Target = None,
 ) -> Response:
     """The best plan: its evidence, the runner-up and how to launch it.
 
@@ -96,9 +83,9 @@ async def best(
     something. Answers may be two seconds old.
     """
     parts, principal = parts_of(request), principal_of(request).name
-    given = asked_workload(seq_len, global_batch, dtype, framework, kernels, precision)
+    given = asked_workload(seq_len, global_batch, dtype, framework, kernels, precision, target)
     if tuning is not None:
-        return await run_in_threadpool(lambda: Json(_of_named(parts, parts.store.tuning(tuning), target)))
+        return await run_in_threadpool(lambda: Json(best_answer(parts.store, parts.store.tuning(tuning), target)))
     asked = ("best", principal, model, cluster, nodes, given, target)
 
     def find() -> bytes:
@@ -139,6 +126,7 @@ async def rank_plans(
     framework: Framework = None,
     kernels: Kernels = None,
     precision: Precision = None,
+    target: Target = None,
     tp: Tp = None,
     pp: Pp = None,
     micro_batch: MicroBatch = None,
@@ -159,7 +147,7 @@ async def rank_plans(
     given several times; one that is not given allows every legal value. Answers may be two seconds old.
     """
     parts, principal = parts_of(request), principal_of(request).name
-    given = asked_workload(seq_len, global_batch, dtype, framework, kernels, precision)
+    given = asked_workload(seq_len, global_batch, dtype, framework, kernels, precision, target)
     choices = {
         "tp": tp, "pp": pp, "micro_batch": micro_batch, "zero_stage": zero_stage, "recompute": recompute,
         "sequence_parallel": sequence_parallel, "schedule": schedule,
@@ -195,7 +183,10 @@ def _ranked(
 
     def compute() -> bytes:
         with one_at_a_time(principal):
-            ranking = rank(model_spec, cluster_spec, workload, space, profile=profile, limit=top, distinct=not every)
+            ranking = rank(
+                model_spec, cluster_spec, workload, space, profile=profile, limit=top, distinct=not every,
+                refusal=export_refusal(model_spec, cluster_spec, workload),
+            )  # fmt: skip
         return Json.of(ranking_data(model_spec, cluster_spec, workload, ranking))
 
     body: bytes = parts.answers.get(("plans", *digests, top, every), compute)
@@ -230,21 +221,16 @@ def _best(
         newest = newest_measured(parts.store)
         if newest is None:
             raise InputError("tuning", None, "no tuning has a complete trial yet: POST /tunings")
-        return _of_named(parts, newest, target)
-    question = _question(parts, model, cluster, nodes, given)
-    found, fastest = _look_up(parts, principal, question), fastest_measured(parts.store, *question)
-    return known_answer(found, None if fastest is None else _of_tuning(parts, fastest), target)
+        found: dict[str, Any] = parts.answers.get(
+            ("best", *version_of(newest), target), lambda: best_answer(parts.store, newest, target)
+        )
+        return found
+    model_spec, cluster_spec, workload = _question(parts, model, cluster, nodes, given)
 
+    def look_up(asked: Workload) -> Answer:
+        return _look_up(parts, principal, (model_spec, cluster_spec, asked))
 
-def _of_named(parts: Parts, tuning: Tuning, target: str | None) -> dict[str, Any]:
-    data = _of_tuning(parts, tuning)
-    launch = launch_data(tuning.model, tuning.cluster, tuning.workload, data["best"]["plan"], target)
-    return data | {"launch": launch}
-
-
-def _of_tuning(parts: Parts, tuning: Tuning) -> dict[str, Any]:
-    found: dict[str, Any] = parts.answers.get(("best", *version_of(tuning)), lambda: best_answer(parts.store, tuning))
-    return found
+    return known_answer(parts.store, model_spec, cluster_spec, workload, target, look_up)
 
 
 def _look_up(parts: Parts, principal: str, question: Question) -> Answer:

@@ -22,6 +22,7 @@ from autotune.catalog.gpus import cluster_from_shorthand, is_shorthand
 from autotune.catalog.workloads import workload
 from autotune.errors import InputError, UnknownNameError
 from autotune.fleet.keys import MAX_DAYS
+from autotune.frameworks import targets
 from autotune.ports.fleet import FleetStore
 from autotune.shown import HIDDEN, PLAIN
 from autotune.specs import (
@@ -39,6 +40,7 @@ from autotune.specs import (
 from autotune.specs.base import Name, mismatch
 from autotune.specs.model import Count
 from autotune.specs.workload import KERNELS, PRECISION, Software, read_kernels, read_precision
+from autotune.tuning.targets import with_target
 
 DEFAULT_MAX_TRIALS = 24
 MAX_CHOICES = 1000
@@ -86,6 +88,14 @@ Kernels = Annotated[
         examples=["attention=flash3,tp_overlap=true"],
     ),
 ]
+Target = Annotated[
+    str | None,
+    Query(
+        alias="for",
+        pattern=rf"^({'|'.join(targets())})(@[0-9.]+)?$",
+        description="Only plans that this framework runs: NAME or NAME@VERSION. `best` gives the launch too.",
+    ),
+]
 PathName = Annotated[str, Path(min_length=1, max_length=200, pattern=PLAIN, description="A name.")]
 PathId = Annotated[str, Path(min_length=4, max_length=64, pattern=r"^[A-Za-z0-9_-]+$", description="An id.")]
 
@@ -105,6 +115,7 @@ def asked_workload(
     framework: FrameworkName | None,
     kernels: str | None,
     precision: str | None = None,
+    target: str | None = None,
 ) -> WorkloadRequest:
     """The workload that query parameters name. Raises InputError."""
     given = {
@@ -112,9 +123,10 @@ def asked_workload(
         "global_batch": global_batch,
         "dtype": dtype and dtype.value,
         "framework": (framework or FrameworkName.TORCH).value,
+        "target": target,
     }
     said = read_kernels(kernels or "") | read_precision(precision or "")
-    return WorkloadRequest.from_data(given | said, "workload")
+    return WorkloadRequest.from_data(with_target(given) | said, "workload")
 
 
 class JsonRequest(Request):
@@ -248,7 +260,7 @@ def find_cluster(store: FleetStore, ref: str | ClusterSpec, nodes: int | None = 
 
 def find_workload(model: ModelSpec, cluster: ClusterSpec, given: WorkloadRequest) -> Workload:
     """The workload that is meant. Raises InputError."""
-    return workload(model, cluster, given.to_data())
+    return workload(model, cluster, with_target(given.to_data()))
 
 
 def _named_cluster(store: FleetStore, name: str) -> ClusterSpec:

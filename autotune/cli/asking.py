@@ -116,9 +116,10 @@ class Here:
 
     def best(self, **query: str | int | None) -> Data:
         """What is known for a question; without one the best plan of a tuning, by default the newest that has any."""
-        if query["tuning"] is None and any(query[name] is not None for name in QUESTION):
-            return self._known(self.inputs(query), _text(query["for"]))
-        from autotune.tuning.report import best_answer, launch_data, newest_measured
+        target = _text(query["for"])
+        if query["tuning"] is None and any(query[name] is not None for name in QUESTION if name != "target"):
+            return self._known(self.inputs({**query, "target": target}), target)
+        from autotune.tuning.report import best_answer, newest_measured
 
         with open_to_read(self._db) as store:
             tuning = newest_measured(store) if query["tuning"] is None else store.tuning(str(query["tuning"]))
@@ -126,20 +127,16 @@ class Here:
                 live = next((item for item in store.tunings(1) if not item.state.ended), None)
                 then = f"{live.id} is {live.state}, see autotune show" if live else "run autotune tune"
                 raise InputError("--tuning", None, f"no tuning in the database has a complete trial yet: {then}")
-            data = best_answer(store, tuning)
-        plan, target = data["best"]["plan"], _text(query["for"])
-        return data | {"launch": launch_data(tuning.model, tuning.cluster, tuning.workload, plan, target)}
+            return best_answer(store, tuning, target)
 
     def _known(self, inputs: Inputs, target: str | None) -> Data:
-        from autotune.knowledge.answer import best_known
         from autotune.search.space import Runtime, require_bounded
-        from autotune.tuning.report import best_answer, fastest_measured, known_answer
+        from autotune.tuning.report import known_answer
 
         question = inputs.model, inputs.cluster, inputs.workload
         require_bounded(*question, Runtime.TORCH)
         with open_to_read(self._db) if is_there(self._db) else open_to_write(self._db) as store:
-            found, fastest = best_known(store, *question), fastest_measured(store, *question)
-            return known_answer(found, None if fastest is None else best_answer(store, fastest), target)
+            return known_answer(store, *question, target)
 
     def known(self, *, limit: int, **query: Any) -> Sequence[Data]:
         """Best-known entries, newest first."""
@@ -154,13 +151,17 @@ class Here:
         from autotune.search.space import require_bounded
         from autotune.specs import Space
         from autotune.tuning.report import ranking_data
+        from autotune.tuning.targets import export_refusal
 
         space = Space.from_data({name: query[name] for name in Space.model_fields if query[name] is not None}, "space")
-        inputs = self.inputs(query)
+        inputs = self.inputs({**query, "target": query["for"]})
         question = inputs.model, inputs.cluster, inputs.workload
         require_bounded(*question)
         profile = stored_profile(inputs.cluster, self._db)
-        ranking = rank(*question, space, profile=profile, limit=query["top"], distinct=not query["all"])
+        ranking = rank(
+            *question, space, profile=profile, limit=query["top"], distinct=not query["all"],
+            refusal=export_refusal(*question),
+        )  # fmt: skip
         return ranking_data(*question, ranking)
 
     def inputs(self, query: Data) -> Inputs:
@@ -195,7 +196,7 @@ class Here:
         return cluster.to_data()
 
 
-QUESTION = ("model", "cluster", "seq_len", "global_batch", "dtype", "framework", "kernels", "precision")
+QUESTION = ("model", "cluster", "seq_len", "global_batch", "dtype", "framework", "kernels", "precision", "target")
 """What a question for plans names."""
 
 

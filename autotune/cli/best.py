@@ -10,6 +10,7 @@ import typer
 from autotune.cli import options, output
 from autotune.cli.asking import QUESTION, Here, ask, asked_server
 from autotune.cli.options import option
+from autotune.cli.tunings import print_frameworks
 from autotune.errors import InputError, MissingMeasurementError, NothingFitsError
 
 app = typer.Typer(help="Best-known plans: list them, with their history, and compare two.", no_args_is_help=True)
@@ -37,7 +38,8 @@ def best(
         ),
     ] = None,
     target: Annotated[
-        str | None, option("--for", "NAME[@VERSION]", "Give the plan as a launch of megatron, deepspeed, ...")
+        str | None,
+        option("--for", "NAME[@VERSION]", "The best plan that megatron, deepspeed, ... runs, and its launch."),
     ] = None,
     folder: Annotated[
         Path | None, option("--output", "DIR", "With --for: write the launch script and its config into a directory.")
@@ -53,8 +55,8 @@ def best(
     Where nothing was measured for exactly that question: the nearest that was, how far it is, what it implies as an
     estimate, and which probes would settle it at what cost.
     """
-    asked = model, cluster, seq_len, global_batch, dtype, framework, kernels, precision
-    question = dict(zip(QUESTION, asked, strict=True))
+    asked = model, cluster, seq_len, global_batch, dtype, framework, kernels, precision, None
+    question: dict[str, Any] = dict(zip(QUESTION, asked, strict=True))
     is_asked = any(value is not None for value in question.values())
     if is_asked and tuning is not None:
         raise InputError("--tuning", tuning, "give a tuning or a question (--model, --cluster, ...), not both")
@@ -63,7 +65,8 @@ def best(
     if folder is not None and target is None:
         raise InputError("--output", str(folder), "it goes with --for: whose files are wanted")
     with ask(db) as answers:
-        data = answers.best(**question, tuning=tuning, **{"for": target})
+        asking = {name: value for name, value in question.items() if name != "target"}
+        data = answers.best(**asking, tuning=tuning, **{"for": target})
         newest = None if is_asked or tuning is not None else next(iter(answers.tunings(limit=1)), None)
     if newest is not None and newest["tuning"] != data["tuning"] and not _has_ended(newest):
         output.error_console().print(
@@ -72,7 +75,7 @@ def best(
             soft_wrap=True,
         )
     if settle and data["known"] is None:
-        return _settle(question, data, db=db, as_json=as_json)
+        return _settle(question | {"target": target}, data, db=db, as_json=as_json)
     if as_json:
         output.print_json(data)
     elif is_asked:
@@ -172,10 +175,7 @@ def _print_best(data: dict[str, Any]) -> None:
         console.print(line, soft_wrap=True)
     for line in [*filter(None, [found["preferred_because"]]), *found["why"]]:
         console.print(line, soft_wrap=True)
-    if data["launch"] is None:
-        from autotune.frameworks import targets
-
-        console.print("Launch arguments: add --for " + "|".join(targets()))
+    print_frameworks(data)
 
 
 def _print_known(data: dict[str, Any]) -> None:

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import os
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from autotune.errors import InputError
 
 if TYPE_CHECKING:
     from autotune.specs import ClusterSpec, ModelSpec, Space, Workload
+    from autotune.specs.command import CommandOffer
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,6 +34,7 @@ def read_inputs(
     kernels: str | None = None,
     db: str | None,
     precision: str | None = None,
+    target: str | None = None,
 ) -> Inputs:
     """The inputs that the options name. Raises InputError for what cannot be used."""
     model_spec, cluster_spec = read_model(model, db), read_cluster(cluster, db)
@@ -47,7 +50,45 @@ def read_inputs(
             precision=precision,
             framework=framework,
             kernels=kernels,
+            target=target,
         ),
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Program:
+    """A program of the user's own: what it can do, and its file where it is not one of the operator's."""
+
+    offer: CommandOffer
+    file: Path | None
+
+
+def read_program(ref: str) -> Program:
+    """A command's file, or the name of one in AUTOTUNE_COMMANDS. Raises InputError."""
+    from autotune.settings import read_settings
+    from autotune.specs.command import SUFFIXES, read_command
+    from autotune.wiring import offer_of, open_book
+
+    path = Path(ref)
+    if path.suffix in SUFFIXES or os.sep in ref:
+        return Program(offer=offer_of(read_command(path)), file=path.resolve())
+    return Program(offer=offer_of(open_book(read_settings()).named(ref)), file=None)
+
+
+def read_program_inputs(
+    program: CommandOffer, *, model: str | None, cluster: str | None, given: dict[str, object], db: str | None
+) -> Inputs:
+    """The inputs for a program: what it has built in is a default, and refused where the options say otherwise."""
+    from autotune.catalog.workloads import workload
+
+    model_spec = program.model if model is None and program.model is not None else read_model(model, db)
+    cluster_spec = read_cluster(cluster, db)
+    built_in = {name: value for name, value in program.workload.to_data().items() if value is not None}
+    asked = {name: value for name, value in given.items() if value is not None}
+    found = workload(model_spec, cluster_spec, built_in | asked)
+    program.check_model(model_spec)
+    return Inputs(
+        model=model_spec, cluster=cluster_spec, workload=program.workload_of(found, given=built_in.keys() & asked)
     )
 
 
@@ -91,12 +132,16 @@ def read_workload(
     framework: str | None = None,
     kernels: str | None = None,
     precision: str | None = None,
+    target: str | None = None,
 ) -> Workload:
     """The workload that the options give, with the catalog's defaults."""
     from autotune.catalog.workloads import workload
     from autotune.specs.workload import read_kernels, read_precision
+    from autotune.tuning.targets import with_target
 
-    given = {"seq_len": seq_len, "global_batch": global_batch, "dtype": dtype, "framework": framework}
+    given = with_target({
+        "seq_len": seq_len, "global_batch": global_batch, "dtype": dtype, "framework": framework, "target": target,
+    })  # fmt: skip
     return workload(model, cluster, given | read_kernels(kernels or "") | read_precision(precision or ""))
 
 

@@ -95,6 +95,16 @@ FrameworkName = Annotated[
         panel=_WORKLOAD,
     ),
 ]
+Target = Annotated[
+    str | None,
+    option(
+        "--for",
+        "NAME[@VERSION]",
+        "Only plans that this framework runs, with its habits behind the estimate: megatron, nemo, torchtitan, "
+        "deepspeed, nanotron. Default version: the newest known.",
+        panel=_WORKLOAD,
+    ),
+]
 Kernels = Annotated[
     str | None,
     option(
@@ -128,6 +138,15 @@ Schedules = Annotated[str | None, option("--schedule", "gpipe,1f1b,interleaved",
 Seed = Annotated[int, option("--seed", min=0, max=2**53 - 1, help="Seed of weights and data.")]
 """What every reader of JSON has exactly, a server's too."""
 
+CommandName = Annotated[
+    str | None,
+    option(
+        "--command",
+        "NAME|FILE",
+        "A program of your own that runs the trials: its file, or the name of one in $AUTOTUNE_COMMANDS. "
+        "With --server the name of one that the nodes have. Default: our step probe.",
+    ),
+]
 History = Annotated[
     str | None,
     option(

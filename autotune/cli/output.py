@@ -284,15 +284,18 @@ def moment_text(moment: str, *, seconds: bool = False) -> str:
 
 
 def print_launch(launch: Mapping[str, Any]) -> None:
-    """The command of launch arguments (frameworks.LaunchArguments as plain data), its file, and what is left to do."""
+    """The command of launch arguments (frameworks.LaunchArguments as plain data), its file, and what is left to do.
+
+    A server of an older release names no version, variables or placeholders.
+    """
     import shlex
 
     # The launcher's variables must reach the shell unquoted by single quotes.
     command = " ".join(f'"{word}"' if "$" in word else shlex.quote(word) for word in launch["argv"])
-    setting = "".join(f"{name}={shlex.quote(value)} " for name, value in launch["environment"].items())
-    lines = [f"Launch with {launch['target']} {launch['version']}:", setting + command]
+    setting = "".join(f"{name}={shlex.quote(value)} " for name, value in launch.get("environment", {}).items())
+    lines = [f"Launch with {launch['target']} {launch.get('version', '')}".rstrip() + ":", setting + command]
     if launch["config"]:
         lines += [f"with {launch['config_name']}:", launch["config"]]
-    lines += [f"yours: {each['name']}: {each['about']}" for each in launch["placeholders"]]
+    lines += [f"yours: {each['name']}: {each['about']}" for each in launch.get("placeholders", ())]
     lines += [f"note: {note}" for note in launch["notes"]]
     sys.stdout.write(shown("\n".join(lines)) + "\n")

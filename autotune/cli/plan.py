@@ -8,7 +8,7 @@ from autotune.cli import options, output
 from autotune.cli.asking import ask, asked_server
 from autotune.cli.inputs import read_inputs, read_space
 from autotune.cli.options import option
-from autotune.cli.tunings import print_explanation
+from autotune.cli.tunings import print_explanation, print_frameworks
 from autotune.errors import IllegalPlanError, InputError, NothingFitsError
 
 if TYPE_CHECKING:
@@ -35,6 +35,7 @@ def plan(
     precision: options.Precision = None,
     framework: options.FrameworkName = None,
     kernels: options.Kernels = None,
+    target: options.Target = None,
     tp: options.Tp = None,
     pp: options.Pp = None,
     micro_batch: options.MicroBatch = None,
@@ -67,7 +68,7 @@ def plan(
     }  # fmt: skip
     question: dict[str, Any] = {
         "model": model, "cluster": cluster, "seq_len": seq_len, "global_batch": global_batch, "dtype": dtype,
-        "precision": precision, "framework": framework, "kernels": kernels,
+        "precision": precision, "framework": framework, "kernels": kernels, "target": target,
     }  # fmt: skip
     only_here = plan is not None or explain or scaling or history is not None
     if (server := asked_server(db)) is not None:
@@ -78,7 +79,8 @@ def plan(
     space = read_space(**dimensions)
     if not only_here:
         with ask(db) as answers:
-            data = answers.plans(**question, **space.to_data(), top=top, all=every)
+            named = {"for" if name == "target" else name: value for name, value in question.items()}
+            data = answers.plans(**named, **space.to_data(), top=top, all=every)
         output.print_json(data) if as_json else _print_ranking(data)
         return 0
     _require_one_question(plan, dimensions, history, explain=explain, scaling=scaling)
@@ -139,6 +141,10 @@ def read_plan(inputs: Inputs, text: str, runtime: Runtime | None = None) -> Plan
     plan = Plan.parse(text, inputs.cluster.devices)
     runtime = runtime or space.Runtime.ANY
     reason = space.illegal_reason(inputs.model, inputs.cluster, inputs.workload, plan, runtime)
+    if reason is None and inputs.workload.target:
+        from autotune.tuning.targets import refusal
+
+        reason = refusal(inputs.workload.target, inputs.model, inputs.cluster, inputs.workload, plan)
     if reason is not None:
         raise IllegalPlanError("--plan", plan.key, reason)
     return plan
@@ -156,10 +162,14 @@ def _print_explained(
     from autotune.explain.explanation import explained
     from autotune.search.offline import EstimatedPlan, Ranking, estimated, rank
     from autotune.tuning.report import ranking_data
+    from autotune.tuning.targets import export_refusal
 
     question = setting.model, setting.cluster, setting.workload
     if chosen is None:
-        ranking = rank(*question, setting.space, profile=setting.profile, limit=top, distinct=distinct)
+        ranking = rank(
+            *question, setting.space, profile=setting.profile, limit=top, distinct=distinct,
+            refusal=export_refusal(*question),
+        )  # fmt: skip
     else:
         started = time.perf_counter()
         found = estimated(*question, [chosen], setting.profile)[0]
@@ -203,6 +213,7 @@ def _print_ranking(data: dict[str, Any]) -> None:
             "Of plans of one tp, pp and ep that the estimate cannot tell apart (5 %) the simplest stands here; alike "
             "counts the others, and --all lists them."
         )
+    print_frameworks(data)
     console.print(
         f"{data['legal']:,} legal plans, {data['fitting']:,} estimated to fit; {data['seconds']:.2f} s, "
         f"{data['estimates_per_s']:,.0f} estimates/s"
@@ -325,6 +336,7 @@ def estimate(
     precision: options.Precision = None,
     framework: options.FrameworkName = None,
     kernels: options.Kernels = None,
+    target: options.Target = None,
     db: options.Database = None,
     as_json: options.AsJson = False,
 ) -> int:
@@ -339,7 +351,7 @@ def estimate(
 
     inputs = read_inputs(
         model=model, cluster=cluster, seq_len=seq_len, global_batch=global_batch, dtype=dtype, precision=precision,
-        framework=framework, kernels=kernels, db=db,
+        framework=framework, kernels=kernels, target=target, db=db,
     )  # fmt: skip
     question = inputs.model, inputs.cluster, inputs.workload
     chosen = read_plan(inputs, plan)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import closing, contextmanager
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -113,32 +114,39 @@ def step(
     precision: options.Precision = None,
     max_steps: Annotated[int, option("--max-steps", min=1, max=10**6, help="Timed steps at most.")] = 10,
     seed: options.Seed = 0,
+    command: options.CommandName = None,
     cold: Annotated[bool, option("--cold", help="Start fresh ranks for it.")] = False,
     deadline_s: Deadline = DEADLINE_S,
     db: options.Database = None,
     as_json: options.AsJson = False,
 ) -> int:
     """Run real training steps under a plan: tokens/s/GPU, T_calc, T_comm, memory, loss."""
-    from autotune.cli.inputs import read_inputs
+    from autotune.cli.inputs import read_inputs, read_program, read_program_inputs
     from autotune.cli.plan import read_plan
-    from autotune.search.space import Runtime
+    from autotune.search.space import runtime_of
     from autotune.specs import StepRequest
 
     _prepare(db)
-    inputs = read_inputs(
-        model=model, cluster=cluster, seq_len=seq_len, global_batch=global_batch, dtype=dtype, precision=precision,
-        db=db,
-    )  # fmt: skip
+    program = read_program(command) if command is not None else None
+    if program is None:
+        inputs = read_inputs(
+            model=model, cluster=cluster, seq_len=seq_len, global_batch=global_batch, dtype=dtype, precision=precision,
+            db=db,
+        )  # fmt: skip
+    else:
+        given: dict[str, object] = {"seq_len": seq_len, "global_batch": global_batch, "dtype": dtype}
+        inputs = read_program_inputs(program.offer, model=model, cluster=cluster, given=given, db=db)
     request = StepRequest(
         model=inputs.model,
         workload=inputs.workload,
-        plan=read_plan(inputs, plan, Runtime.TORCH),
+        plan=read_plan(inputs, plan, runtime_of(inputs.workload)),
         min_steps=min(3, max_steps),
         max_steps=max_steps,
         seed=seed,
         cold=cold,
     )
-    return _measure(inputs.cluster, [request], deadline_s=deadline_s, db=db, as_json=as_json)
+    file = program.file if program is not None else None
+    return _measure(inputs.cluster, [request], deadline_s=deadline_s, db=db, as_json=as_json, file=file)
 
 
 @app.command()
@@ -178,7 +186,13 @@ def _group_size(op: str, asked: int | None, cluster: ClusterSpec) -> int:
 
 
 def _measure(
-    cluster: ClusterSpec, requests: Sequence[ProbeRequest], *, deadline_s: float, db: str | None, as_json: bool
+    cluster: ClusterSpec,
+    requests: Sequence[ProbeRequest],
+    *,
+    deadline_s: float,
+    db: str | None,
+    as_json: bool,
+    file: Path | None = None,
 ) -> int:
     """Runs the probes one after the other, prints what they found, stores it with --db. Exit status 1 on a failure."""
     from autotune.cli.tune_view import probe_text
@@ -188,7 +202,7 @@ def _measure(
         raise InputError("--deadline-s", deadline_s, f"more than 0 and at most {LONGEST_DEADLINE_S:.0f} seconds")
     for request in requests:
         require_runnable(cluster, request)
-    with closing(open_prober(cluster)) as prober:
+    with closing(open_prober(cluster, file)) as prober:
         with _progress("starting ranks"):
             environment = prober.fingerprint()
         outcomes = []

@@ -8,16 +8,17 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from autotune.cli import options, output
 from autotune.cli.asking import asked_server, connect
-from autotune.cli.inputs import read_inputs, read_space
+from autotune.cli.inputs import Inputs, Program, read_inputs, read_program, read_program_inputs, read_space
 from autotune.cli.options import option
 from autotune.cli.tunings import print_tuning
-from autotune.errors import InputError
+from autotune.errors import InputError, UnknownNameError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from autotune.client import Client
     from autotune.specs import ClusterSpec, ModelSpec, SamplerName, Tuning
+    from autotune.specs.command import CommandOffer
     from storage import SqlStore
 
 # Enough to try each kind of plan on a small machine in a few minutes; a bigger cluster's user sets a budget.
@@ -34,6 +35,7 @@ def tune(
     precision: options.Precision = None,
     framework: options.FrameworkName = None,
     kernels: options.Kernels = None,
+    target: options.Target = None,
     tp: options.Tp = None,
     pp: options.Pp = None,
     micro_batch: options.MicroBatch = None,
@@ -58,6 +60,7 @@ def tune(
         ),
     ] = None,
     history: options.History = None,
+    command: options.CommandName = None,
     cold: Annotated[bool, option("--cold", help="Start fresh ranks for each trial.")] = False,
     resume: Annotated[str | None, option("--resume", "ID", "Go on with an interrupted tuning.")] = None,
     nodes: Annotated[
@@ -90,15 +93,18 @@ def tune(
     }  # fmt: skip
     question: dict[str, Any] = {
         "model": model, "cluster": cluster, "seq_len": seq_len, "global_batch": global_batch, "dtype": dtype,
-        "precision": precision, "framework": framework, "kernels": kernels,
+        "precision": precision, "framework": framework, "kernels": kernels, "target": target,
     }  # fmt: skip
     if asked_server(db) is not None:
         for name, value in (("--resume", resume), ("--history", history)):
             if value is not None:
                 raise InputError(name, value, "it goes with this machine only, not with --server")
+        if command is not None:
+            how["command"] = command
         return tune_there(question, how, nodes=nodes, follow=follow, as_json=as_json)
     if nodes is not None:
         raise InputError("--nodes", nodes, "it goes with --server only")
+    program = read_program(command) if command is not None else None
     store = open_store(db)
     if resume is not None:
         given = (*question.values(), *space.to_data().values(), history, budget_gpu_s, max_trials, sampler)
@@ -106,11 +112,28 @@ def tune(
             raise InputError("--resume", resume, "a tuning goes on with the inputs and the budget it was started with")
         tuning = store.tuning(resume)
     else:
-        inputs = read_inputs(**question, db=db)
+        if program is None:
+            inputs = read_inputs(**question, db=db)
+        else:
+            how["space"] = program.offer.narrowed(space)
+            inputs = _program_inputs(program.offer, question, db)
         require_local(inputs.cluster)
         asked = tuning_of(inputs.model, inputs.cluster, inputs.workload, **how, history=history or "")
         tuning = submit(store, asked)
-    return run_tuning(store, tuning, as_json=as_json, db=db)
+    return run_tuning(store, tuning, as_json=as_json, db=db, program=program)
+
+
+def _program_inputs(offer: CommandOffer, question: dict[str, Any], db: str | None) -> Inputs:
+    for name, flag in (
+        ("framework", "framework"),
+        ("kernels", "kernels"),
+        ("precision", "precision"),
+        ("target", "for"),
+    ):
+        if question[name] is not None:
+            raise InputError(f"--{flag}", question[name], "with --command its file says that")
+    given = {name: question[name] for name in ("seq_len", "global_batch", "dtype")}
+    return read_program_inputs(offer, model=question["model"], cluster=question["cluster"], given=given, db=db)
 
 
 def _sampler(name: str | None) -> SamplerName:
@@ -122,7 +145,9 @@ def _sampler(name: str | None) -> SamplerName:
     return SamplerName(name or SamplerName.PLAN)
 
 
-def run_tuning(store: SqlStore, tuning: Tuning, *, as_json: bool, db: str | None) -> int:
+def run_tuning(
+    store: SqlStore, tuning: Tuning, *, as_json: bool, db: str | None, program: Program | None = None
+) -> int:
     """Runs the tuning under a view and prints its answer."""
     from contextlib import closing
 
@@ -133,29 +158,45 @@ def run_tuning(store: SqlStore, tuning: Tuning, *, as_json: bool, db: str | None
 
     console = output.error_console()
     workload = tuning.workload
+    file = program.file if program is not None else None
+    if workload.command:
+        _require_same(tuning, file)
     console.print(
         f"Tuning {tuning.id}: {tuning.model.name} on {tuning.cluster.name} ({tuning.cluster.devices} devices), "
-        f"sequence {workload.seq_len}, {workload.global_batch} sequences a step, {workload.dtype.value}",
+        f"sequence {workload.seq_len}, {workload.global_batch} sequences a step, {workload.dtype.value}"
+        + (f"; {workload.command} trains" if workload.command else ""),
         soft_wrap=True,
     )
     try:
         with (
             TuneView(console, tuning, live=console.is_terminal and not as_json) as view,
-            closing(open_local(store, tuning.cluster, view.on_progress)) as fleet,
+            closing(open_local(store, tuning.cluster, view.on_progress, file)) as fleet,
         ):
             ended = fleet.run(tuning.id, view.on_event)
     except KeyboardInterrupt:
         again = f"autotune tune --resume {tuning.id}" + (f" --db {db}" if db else "")
+        again += f" --command {file}" if file is not None else ""
         console.print(f"Interrupted; what was measured is kept. Go on with: {again}", soft_wrap=True)
         raise
     data = tuning_answer(store, ended)
-    again = _own_command(data, tuning)
+    again = _own_command(data, tuning, file)
     output.tell(data, lambda: print_tuning(data, rows=FINAL_ROWS, again=again), as_json=as_json)
     sys.stdout.flush()
     return 0 if ended.state is TuningState.DONE else 1
 
 
-def _own_command(data: dict[str, object], tuning: Tuning) -> str:
+def _require_same(tuning: Tuning, file: Path | None) -> None:
+    """Refuses to go on with a program that is not the one that the tuning began with. Raises InputError."""
+    from autotune.settings import read_settings
+    from autotune.wiring import open_book
+
+    try:
+        open_book(read_settings(), file)(tuning.workload.command)
+    except UnknownNameError as error:
+        raise InputError("--command", file and str(file), f"the file of {tuning.workload.command}") from error
+
+
+def _own_command(data: dict[str, object], tuning: Tuning, file: Path | None) -> str:
     """How to run the winner's step probe once more."""
     best = data["best"]
     if not isinstance(best, dict):
@@ -163,7 +204,8 @@ def _own_command(data: dict[str, object], tuning: Tuning) -> str:
     from autotune.frameworks import own_command
     from autotune.specs import Plan
 
-    return own_command(tuning.model, tuning.cluster, tuning.workload, Plan.from_data(best["plan"]))
+    program = str(file) if file is not None else None
+    return own_command(tuning.model, tuning.cluster, tuning.workload, Plan.from_data(best["plan"]), program)
 
 
 # With a server its nodes measure; what happens is shown until it has ended.
@@ -185,7 +227,7 @@ def tune_there(
     from autotune.tuning.report import queue_text
 
     cluster = _cluster_there(question["cluster"])
-    named = ("seq_len", "global_batch", "dtype", "framework")
+    named = ("seq_len", "global_batch", "dtype", "framework", "target")
     workload = {name: question[name] for name in named if question[name] is not None}
     workload |= read_kernels(question["kernels"] or "") | read_precision(question["precision"] or "")
     with connect() as client:

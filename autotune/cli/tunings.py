@@ -95,7 +95,33 @@ def print_tuning(data: dict[str, Any], *, rows: int | None = None, again: str = 
     console.print()
     if again:
         console.print(f"Measure it again:  {again}", soft_wrap=True)
-    console.print(f"Launch arguments:  autotune best --tuning {data['tuning']} --for megatron", soft_wrap=True)
+    if not workload["command"]:
+        print_frameworks(data)
+
+
+def print_frameworks(data: dict[str, Any]) -> None:
+    """Which frameworks run the best plan; else why not, and the best of the others that they run. With the command."""
+    found, console = data["frameworks"], output.console()
+    if not found:
+        return
+    measured = "tuning" in data
+    ask = f"autotune best --tuning {data['tuning']} --for" if measured else "--for"
+    runs = [each["target"] for each in found if each["reason"] is None]
+    if runs and measured:
+        console.print(f"Runs in {', '.join(runs)}: {ask} {runs[0].partition('@')[0]}", soft_wrap=True)
+    elif len(found) > 1:
+        console.print(f"The first runs in {', '.join(runs) or 'none of these'}; --for NAME ranks what one of them runs")
+    if measured and not any(each["plan"] for each in found):
+        console.print("No framework here runs a plan that was measured: add --for NAME to autotune tune")
+    for each in found:
+        if each["reason"] is None:
+            continue
+        name, instead = each["target"].partition("@")[0], ""
+        if each["plan"] is not None:
+            speed = output.count_text(each["tokens_per_s_per_gpu"])
+            instead = f"; the fastest measured that it runs: {output.plan_text(each['plan'])}, {speed} tokens/s/GPU"
+            instead += f" ({ask} {name})" if not runs else ""
+        console.print(f"Not in {each['target']}: {each['reason']}{instead}", soft_wrap=True)
 
 
 def _where(place: int | None) -> str:

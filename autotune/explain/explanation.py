@@ -14,7 +14,7 @@ from autotune.explain.limits import Limit, LimitKind, estimated_limits, measured
 from autotune.explain.losses import Loss, StepParts, changed, estimated_step, loss, losses, measured_step, misfit, risk
 from autotune.explain.whatif import Setting, WhatIf, what_ifs
 from autotune.search.ranking import Best, RankedPlan
-from autotune.search.space import Runtime
+from autotune.search.space import runtime_of
 from autotune.specs import Plan, Profile, Tuning
 
 MAX_RIVALS = 3
@@ -96,7 +96,7 @@ def explain_best(best: Best, tuning: Tuning, profile: Profile | None) -> Explana
         workload=tuning.workload,
         profile=profile,
         space=tuning.space,
-        runtime=Runtime.TORCH,
+        runtime=runtime_of(tuning.workload),
     )
     table = setting.plans()
     try:

@@ -155,7 +155,8 @@ def _free_alike(job: Job, nodes: Sequence[Node], taken: Collection[str], now: da
 
 
 def _grant(job: Job, free: Sequence[Node], nodes: Sequence[Node]) -> Grant:
-    count, cold = job.cluster.nodes, isinstance(job.request, StepRequest) and job.request.cold
+    count, request = job.cluster.nodes, job.request
+    cold = isinstance(request, StepRequest) and (request.cold or bool(request.workload.command))
     world = () if cold else _living_world(free, count, nodes)
     gang = world or _neighbours(free, count)
     world_id = world[0].world_id if world else job.id

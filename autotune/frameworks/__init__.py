@@ -14,11 +14,11 @@ from autotune.errors import InputError, UnknownNameError
 from autotune.frameworks import deepspeed, megatron, nanotron, nemo, torchtitan, transformers
 from autotune.frameworks.arguments import ExportRequest, LaunchArguments, flags
 from autotune.frameworks.reading import NOTHING, Given, ImportedPlan, Launch
-from autotune.specs import ClusterSpec, ModelSpec, Plan, Workload
+from autotune.specs import ClusterSpec, FrameworkName, ModelSpec, Plan, Workload
 
 __all__ = [
     "Given", "ImportedPlan", "LaunchArguments", "Target", "import_plan", "launch_arguments", "own_command",
-    "plan_text", "readable", "target_of", "targets",
+    "plan_text", "readable", "record_of", "target_of", "targets",
 ]  # fmt: skip
 
 
@@ -33,6 +33,10 @@ _FRAMEWORKS = {
     each.NAME: _Framework(versions=each.VERSIONS, export=each.export, read=getattr(each, "read", None))
     for each in (megatron, deepspeed, torchtitan, nemo, nanotron, transformers)
 }
+_RECORDS = {
+    "megatron": FrameworkName.MEGATRON, "nemo": FrameworkName.NEMO, "deepspeed": FrameworkName.DEEPSPEED,
+    "torchtitan": FrameworkName.FSDP, "nanotron": FrameworkName.NANOTRON,
+}  # fmt: skip
 _ALSO = {"megatron-lm": "megatron", "megatron-bridge": "nemo"}
 
 
@@ -50,6 +54,11 @@ class Target:
 def targets() -> tuple[str, ...]:
     """The names of the frameworks that a plan can be exported to."""
     return tuple(_FRAMEWORKS)
+
+
+def record_of(name: str) -> FrameworkName:
+    """Whose habits and rules a target has, by its name without a version."""
+    return _RECORDS[name]
 
 
 def readable() -> tuple[str, ...]:
@@ -116,9 +125,12 @@ def import_plan(
     return read(Launch(file=file, text=text, version=found.version, beside=beside), given)
 
 
-def own_command(model: ModelSpec, cluster: ClusterSpec, workload: Workload, plan: Plan) -> str:
-    """The shell command that runs the plan's step probe once more.
+def own_command(
+    model: ModelSpec, cluster: ClusterSpec, workload: Workload, plan: Plan, program: str | None = None
+) -> str:
+    """The shell command that runs the plan's step probe, or the user's own program, once more.
 
+    `program` is the file of that program where it is not one of the operator's, which the workload names.
     Model and cluster are named: both must be presets, shorthands or stored in the database (a tuning stores its own).
     """
     options = {
@@ -128,6 +140,7 @@ def own_command(model: ModelSpec, cluster: ClusterSpec, workload: Workload, plan
         "--global-batch": str(workload.global_batch),
         "--dtype": workload.dtype.value,
         "--precision": ",".join(f"{name}={value}" for name, value in workload.choices.items()) or None,
+        "--command": program or workload.command.partition("@")[0] or None,
         "--plan": plan_text(plan),
     }
     return shlex.join(["autotune", "probe", "step", *flags(options)])

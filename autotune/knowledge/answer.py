@@ -14,7 +14,7 @@ from autotune.knowledge.transfer import Carried, carry, moved_profile, taught
 from autotune.ports.store import KnowledgeStore
 from autotune.search.offline import nearest_misses
 from autotune.search.posterior import TransferObservation
-from autotune.search.space import Runtime, legal_pieces
+from autotune.search.space import legal_pieces, runtime_of
 from autotune.search.transfer import merged
 from autotune.specs import BestEntry, ClusterSpec, ModelSpec, Tuning, Workload
 from autotune.specs.knowledge import MEASURED
@@ -124,7 +124,7 @@ def _from_near(store: KnowledgeStore, model: ModelSpec, cluster: ClusterSpec, wo
             plan=carried.plan,
             trial_gpu_s=carried.trial_gpu_s,
             collective_readings=store.collective_readings(cluster.key, key),
-            layer_readings=store.layer_readings(cluster.key, key, model.key, workload.key),
+            layer_readings=store.layer_readings(cluster.key, key, model.key, workload.probed.key),
         )
     return Answer(
         model=model,
@@ -162,11 +162,12 @@ def _carried(
             profile,
             measured_network=own is not None,
             same_model=any(entry.model.key == model.key for entry in entries),
+            runtime=runtime_of(workload),
         )
         if found is not None:
             return found, "", None
-        tables = legal_pieces(model, cluster, workload, runtime=Runtime.TORCH)
-        nearest_misses(model, cluster, workload, tables, runtime=Runtime.TORCH, profile=profile)
+        tables = legal_pieces(model, cluster, workload, runtime=runtime_of(workload))
+        nearest_misses(model, cluster, workload, tables, runtime=runtime_of(workload), profile=profile)
     except NothingFitsError as error:
         return None, str(error), error.misses
     except AutotuneError as error:

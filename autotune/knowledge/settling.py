@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from autotune.search.profiling import missing_probes, needed_probes
-from autotune.search.space import Runtime, legal_plans
+from autotune.search.space import legal_plans, runtime_of
 from autotune.specs import (
     ClusterSpec,
     CollectiveReading,
@@ -81,7 +81,7 @@ def settlement(
         collective_readings: what is known of the cluster already.
         layer_readings: the same.
     """
-    table = legal_plans(model, cluster, workload, runtime=Runtime.TORCH)
+    table = legal_plans(model, cluster, workload, runtime=runtime_of(workload))
     needed = needed_probes(model, cluster, workload, table) if len(table) else ()
     missing = missing_probes(needed, collective_readings, layer_readings, ())
     probes_s = START_S + PROBE_S * len(missing)

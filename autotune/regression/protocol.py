@@ -71,7 +71,7 @@ def controls(entry: BestEntry) -> dict[CheckRole, ProbeRequest]:
         found[CheckRole.LINK_ACROSS] = _all_reduce(entry, cluster.nodes, cluster.gpus_per_node)
     found[CheckRole.KERNELS] = LayerRequest(
         model=entry.model,
-        workload=entry.workload,
+        workload=entry.workload.probed,
         part=LayerPart.LAYER,
         tp=plan.tp,
         micro_batch=plan.micro_batch,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -22,6 +22,10 @@ MAX_NODES_FACTOR = 64
 
 NODES_BETWEEN = 16
 """How many numbers of nodes are tried between one that is too few and twice as many."""
+
+
+SPARE = 10
+"""Plans that are ranked beyond twice those that are listed, where some may be left out of the list."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -82,6 +86,7 @@ def rank(
     profile: Profile | None = None,
     limit: int = 10,
     distinct: bool = False,
+    refusal: Callable[[Plan], str | None] | None = None,
 ) -> Ranking:
     """Estimates every legal plan and returns the best `limit`.
 
@@ -93,6 +98,7 @@ def rank(
         limit: how many plans are listed.
         distinct: list each layout (tp, pp, ep, etp) once, by the simplest of its plans that are within OWN_SD of its
             best, which is less than the estimate can tell apart.
+        refusal: why a plan of the list is left out of it, if it is: what cannot be asked of whole tables.
 
     Raises:
         IllegalPlanError: no plan of the space is legal; says why the simplest one is not.
@@ -100,7 +106,8 @@ def rank(
         MissingMeasurementError: a speed that is needed is neither measured nor in the catalog.
     """
     started = time.perf_counter()
-    best, legal, fitting, estimating_s = _Best(limit, distinct=distinct), 0, 0, 0.0
+    wide = limit if refusal is None else 2 * limit + SPARE
+    best, legal, fitting, estimating_s = _Best(wide, distinct=distinct), 0, 0, 0.0
     for table in legal_pieces(model, cluster, workload, space, runtime):
         before = time.perf_counter()
         estimates = estimate_table(model, cluster, workload, table, profile)
@@ -119,6 +126,11 @@ def rank(
         lines = [_simplest(model, cluster, workload, space, runtime, profile, plan) for plan in plans]
         lines.sort(key=lambda line: -line[2])
         plans, alike = [plan for plan, _, _ in lines], [count for _, count, _ in lines]
+    if refusal is not None:
+        kept = [(plan, count) for plan, count in zip(plans, alike, strict=True) if refusal(plan) is None]
+        if not kept:
+            raise IllegalPlanError("plan", plans[0].key, f"no plan is legal; {refusal(plans[0])}")
+        plans, alike = [plan for plan, _ in kept[:limit]], [count for _, count in kept[:limit]]
     found = estimated(model, cluster, workload, plans, profile)
     return Ranking(
         legal=legal,

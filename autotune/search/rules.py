@@ -360,7 +360,7 @@ FRAMEWORK_RULES = (
     ),
     _of(
         {FSDP},
-        lambda case: (case.table.zero_stage == 0) & (case.table.dp > 1) & (case.table.dp != case.cluster.devices),
+        lambda case: (case.table.zero_stage == 0) & (case.shards > 1) & (case.table.dp != case.cluster.devices),
         lambda case, i: "its plain data parallelism combines with no other axis: zero_stage 2 or 3",
     ),
     _of(

@@ -21,11 +21,36 @@ from autotune.cost.table import (
     module_bits,
 )
 from autotune.errors import InputError
-from autotune.search.rules import ANY_RULES, FRAMEWORK_RULES, FSDP, RULES, TODAYS, UNEVEN, Case, Rule, Runtime
+from autotune.search.rules import (
+    ANY_RULES,
+    FRAMEWORK_RULES,
+    FSDP,
+    MODEL_RULES,
+    RULES,
+    TODAYS,
+    UNEVEN,
+    Case,
+    Rule,
+    Runtime,
+)
 from autotune.specs import ClusterSpec, FrameworkName, ModelSpec, Plan, Recompute, Schedule, Space, Workload
 
-__all__ = ["Runtime", "illegal_mask", "illegal_reason", "illegal_reasons", "legal_pieces", "legal_plans"]
+__all__ = [
+    "Runtime", "illegal_mask", "illegal_reason", "illegal_reasons", "is_probed", "legal_pieces", "legal_plans",
+    "runtime_of",
+]  # fmt: skip
 Options = Sequence[Mapping[str, int | bool]]
+
+
+def runtime_of(workload: Workload) -> Runtime:
+    """What runs a tuning's trials: the user's program, whose own limits are in its space, or our step probe."""
+    return Runtime.ANY if workload.command else Runtime.TORCH
+
+
+def is_probed(model: ModelSpec, cluster: ClusterSpec, workload: Workload) -> bool:
+    """Whether our probes can time the layers of a model, whatever the plan."""
+    case = Case(model, cluster, workload.probed, Runtime.TORCH, PlanTable.of([Plan(dp=cluster.devices)]))
+    return not any(rule.broken(case).any() for rule in MODEL_RULES)
 
 
 def illegal_mask(

@@ -174,9 +174,13 @@ class Job(Spec):
 
 
 class MemberOrder(Spec):
-    """What a member is told when it renews its lease: go on, or stop and why (`failure` says what that is)."""
+    """What a member is told when it renews its lease: go on, or stop and why (`failure` says what that is).
+
+    `measured`: another node of the gang knows the speed of the program that they run together, and has ended its part.
+    """
 
     go_on: bool
+    measured: bool = False
     failure: FailureKind | None = None
     reason: str = ""
     endpoint: str = ""

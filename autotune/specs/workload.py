@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from enum import StrEnum
-from typing import Self
+from typing import Annotated, Self
 
-from pydantic import model_validator
+from pydantic import Field, model_validator
 
 from autotune.errors import InputError
 from autotune.specs.base import Spec, digest_of, mismatch
@@ -92,6 +92,9 @@ class Fp8Recipe(StrEnum):
     MXFP8 = "mxfp8"
 
 
+TargetName = Annotated[str, Field(pattern=r"^[a-z][a-z-]{0,30}(@[0-9][0-9.]{0,15})?$")]
+
+
 class Software(Spec):
     """What trains and in which formats: the part of a workload that has a default whatever the model is."""
 
@@ -110,6 +113,7 @@ class Software(Spec):
     cross_entropy: CrossEntropy | None = None
     tp_overlap: bool | None = None
     ep_overlap: bool | None = None
+    target: TargetName | None = None
 
 
 class Workload(Software):
@@ -137,11 +141,14 @@ class Workload(Software):
         cross_entropy: of the loss.
         tp_overlap: whether the collectives of tensor parallelism run beside computation.
         ep_overlap: whether the exchange of experts does.
+        command: the user's own program that trains, by name and digest (specs.command); empty: none, our step probe.
+        target: the framework, NAME@VERSION, that must be able to run the plan; None for any (autotune.frameworks).
     """
 
     seq_len: Count
     global_batch: Count
     dtype: DType = DType.BF16
+    command: Annotated[str, Field(max_length=200, pattern=r"^[A-Za-z0-9._@-]*$")] = ""
 
     @model_validator(mode="after")
     def _check(self) -> Self:
@@ -159,11 +166,25 @@ class Workload(Software):
         data = {name: value for name, value in self.to_data().items() if value is not None}
         if self.framework is FrameworkName.TORCH:
             del data["framework"]
+        if not self.command:
+            del data["command"]
         return digest_of({"grad_dtype": DType.FP32.value} | data)
 
     def of_any_software(self) -> Workload:
         """What is trained, without a word on what trains it."""
-        return self.model_copy(update={"framework": FrameworkName.TORCH, **dict.fromkeys(KERNELS)})
+        return self.model_copy(
+            update={"framework": FrameworkName.TORCH, "command": "", **dict.fromkeys((*KERNELS, "target"))}
+        )
+
+    @property
+    def kind(self) -> str:
+        """What measurements must have in common to say something of each other: matrix products, and the program."""
+        return f"{self.dtype.value} by {self.command}" if self.command else self.dtype.value
+
+    @property
+    def probed(self) -> Workload:
+        """As our probes of layers have it, whoever runs the plan."""
+        return self.model_copy(update={"command": ""}) if self.command else self
 
     @property
     def gradients(self) -> DType:

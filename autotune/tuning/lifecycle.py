@@ -22,6 +22,8 @@ RESERVE_SHARE = 0.25
 # So many trials in a row that all attempts of were lost with their nodes: it is the nodes, or what the model does to
 # them, and another trial would cost another node.
 MAX_LOST_IN_A_ROW = 5
+# So many first trials of a program that failed in the same words: it is the program.
+MAX_FAILED_ALIKE = 3
 
 
 class StepKind(StrEnum):
@@ -64,6 +66,7 @@ class Facts:
         flying: the plans of the trials in flight.
         slots: how many may be in flight at once.
         lost_in_a_row: the last trials that were lost with their nodes whatever was tried.
+        same_failure: in which words every trial of a program failed, if they are enough to blame the program.
     """
 
     state: TuningState
@@ -77,6 +80,7 @@ class Facts:
     flying: Sequence[Plan] = ()
     slots: int = 1
     lost_in_a_row: int = 0
+    same_failure: str = ""
 
 
 def search_budget(budget: Budget, ranking: Sequence[RankedPlan], *, trial_gpu_s: float = 0.0) -> Budget:
@@ -121,6 +125,9 @@ def _profiling(facts: Facts) -> NextStep:
 def _searching(facts: Facts) -> NextStep:
     if facts.lost_in_a_row >= MAX_LOST_IN_A_ROW:
         reason = f"the last {facts.lost_in_a_row} trials were lost with their nodes, on every node that they ran on"
+        return NextStep(kind=StepKind.FAIL, reason=reason)
+    if facts.same_failure:
+        reason = f"the first {facts.trials} trials failed in the same way: {facts.same_failure}"
         return NextStep(kind=StepKind.FAIL, reason=reason)
     if facts.verdict is None or not facts.verdict.stop:
         old = stale_incumbent(facts)

@@ -18,7 +18,7 @@ from autotune.search.posterior import TransferObservation
 from autotune.search.profiling import missing_probes, needed_probes
 from autotune.search.ranking import RankedPlan
 from autotune.search.sampler import Alternative, alternative
-from autotune.search.space import Runtime, legal_plans
+from autotune.search.space import is_probed, legal_plans, runtime_of
 from autotune.search.study import Asked, PlanStudy
 from autotune.search.transfer import merged
 from autotune.specs import (
@@ -26,6 +26,7 @@ from autotune.specs import (
     CollectiveReading,
     CollectiveRequest,
     Estimate,
+    FailureKind,
     LayerRequest,
     Plan,
     ProbeRequest,
@@ -38,7 +39,7 @@ from autotune.specs import (
     TuningState,
 )
 from autotune.specs.imported import ImportedRun
-from autotune.tuning.lifecycle import Facts, search_budget
+from autotune.tuning.lifecycle import MAX_FAILED_ALIKE, Facts, search_budget
 
 PROBE_DEADLINE_S = 120.0
 # A trial is given up as pruned when its steps are slower than the best plan's by more than noise explains.
@@ -49,6 +50,8 @@ COLD_START_S = 120.0
 STEPS_ALLOWED = 30
 # The first estimates may be wrong by this factor before a slow step counts as a hang.
 SLOWNESS_ALLOWED = 20.0
+PROGRAM_STEPS = {"min_steps": 8, "max_steps": 40}
+"""A program takes long to start, and steps cost little beside that."""
 
 
 class Planner:
@@ -64,9 +67,8 @@ class Planner:
     def __init__(self, store: KnowledgeStore, tuning: Tuning, fingerprint_key: str, *, retried: bool = False) -> None:
         self._store, self._tuning, self._retried = store, tuning, retried
         self.fingerprint_key = fingerprint_key
-        self._table = legal_plans(
-            tuning.model, tuning.cluster, tuning.workload, space=tuning.space, runtime=Runtime.TORCH
-        )
+        runtime = runtime_of(tuning.workload)
+        self._table = legal_plans(tuning.model, tuning.cluster, tuning.workload, space=tuning.space, runtime=runtime)
         self._search: Search | None = None
         self._study: PlanStudy | None = None
         self._trials: Sequence[Trial] = ()
@@ -106,6 +108,7 @@ class Planner:
             flying=flying,
             slots=slots,
             lost_in_a_row=self._lost_in_a_row() if self._retried else 0,
+            same_failure=self._same_failure() if tuning.workload.command else "",
         )
 
     def remember(self) -> None:
@@ -116,24 +119,26 @@ class Planner:
 
     def _missing(self, attempted: Collection[ProbeRequest]) -> Sequence[CollectiveRequest | LayerRequest]:
         tuning = self._tuning
+        workload = tuning.workload.probed
+        needed = needed_probes(tuning.model, tuning.cluster, workload, self._table)
+        if not is_probed(tuning.model, tuning.cluster, workload):  # a program may train what our layers are not
+            needed = [each for each in needed if isinstance(each, CollectiveRequest)]
         return missing_probes(
-            needed_probes(tuning.model, tuning.cluster, tuning.workload, self._table),
+            needed,
             self._store.collective_readings(tuning.cluster.key, self.fingerprint_key),
-            self._store.layer_readings(tuning.cluster.key, self.fingerprint_key, tuning.model.key, tuning.workload.key),
+            self._store.layer_readings(tuning.cluster.key, self.fingerprint_key, tuning.model.key, workload.key),
             attempted,
         )
 
     def calibrate(self) -> Profile:
         """Fits and stores the profile from all readings of the cluster."""
-        tuning = self._tuning
-        layers = self._store.layer_readings(
-            tuning.cluster.key, self.fingerprint_key, tuning.model.key, tuning.workload.key
-        )
+        tuning, workload = self._tuning, self._tuning.workload.probed
+        layers = self._store.layer_readings(tuning.cluster.key, self.fingerprint_key, tuning.model.key, workload.key)
         profile = fit_profile(
             tuning.cluster,
             self.fingerprint_key,
             self._store.collective_readings(tuning.cluster.key, self.fingerprint_key),
-            [(tuning.model, tuning.workload, reading) for reading in layers],
+            [(tuning.model, workload, reading) for reading in layers],
             [],
         )
         self._store.save_profile(profile)
@@ -232,6 +237,18 @@ class Planner:
         """Whether a trial has ended and counts against `max_trials`: not one that may yet be tried again."""
         return trial.finished_at is not None and (self._retried or not _lost(trial))
 
+    def _same_failure(self) -> str:
+        """How every trial so far failed, if enough of them failed in the same way: it is not the plans then."""
+        ended = [trial for trial in self._trials if trial.finished_at is not None]
+        told = {trial.failure.message if trial.failure is not None else "" for trial in ended}
+        kinds = {trial.failure.kind for trial in ended if trial.failure is not None}
+        alike = (
+            len(ended) >= min(MAX_FAILED_ALIKE, len(self._table))
+            and len(told) == 1
+            and not kinds & {*NOT_THE_PLANS_FAULT, FailureKind.OOM}
+        )
+        return told.pop() if alike else ""
+
     def _lost_in_a_row(self) -> int:
         ended = sorted((trial for trial in self._trials if trial.finished_at is not None), key=_end_s)
         count = 0
@@ -259,7 +276,7 @@ def step_request(tuning: Tuning, asked: Asked, rival: RankedPlan | None) -> Step
     if rival is not None:
         fastest_s = tuning.workload.tokens_per_step / (rival.tokens_per_s_per_gpu * tuning.cluster.devices)
         give_up_s = PRUNE_MARGIN * fastest_s
-    return StepRequest(
+    request = StepRequest(
         model=tuning.model,
         workload=tuning.workload,
         plan=asked.plan,
@@ -267,10 +284,13 @@ def step_request(tuning: Tuning, asked: Asked, rival: RankedPlan | None) -> Step
         seed=tuning.seed,
         cold=tuning.cold,
     )
+    return request.model_copy(update=PROGRAM_STEPS) if tuning.workload.command else request
 
 
 def trial_deadline_s(tuning: Tuning, estimate: Estimate | None) -> float:
-    """Seconds that a trial may take, from its estimate."""
+    """Seconds that a trial may take, from its estimate. A program's start is not in it: its file says how long."""
+    if tuning.workload.command:
+        return DEADLINE_MOST_S
     steps_s = STEPS_ALLOWED * SLOWNESS_ALLOWED * (estimate.step_time_s if estimate else 1.0)
     start_s = COLD_START_S if tuning.cold else 0.0
     return start_s + min(max(DEADLINE_LEAST_S, steps_s), DEADLINE_MOST_S)

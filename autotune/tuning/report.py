@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -10,12 +10,13 @@ import numpy as np
 from autotune.errors import InputError
 from autotune.explain.explanation import Explanation, explain_best
 from autotune.frameworks import launch_arguments
-from autotune.knowledge.answer import Answer
+from autotune.knowledge.answer import Answer, best_known
 from autotune.knowledge.recording import ALL_TRIALS
-from autotune.ports.store import Store
+from autotune.ports.store import KnowledgeStore, Store
 from autotune.search.offline import Ranking
 from autotune.search.ranking import Best, best_of, peak_memory_bytes
 from autotune.specs import ClusterSpec, ModelSpec, Plan, Profile, Trial, Tuning, Workload
+from autotune.tuning.targets import frameworks_of, refusal, runnable
 
 NEWEST = 50
 """Among so many tunings the newest that measured something is looked for, where none is named."""
@@ -40,7 +41,14 @@ def tuning_data(tuning: Tuning, trials: Sequence[Trial], profile: Profile | None
         "explanation": explanation.to_data() if explanation else None,
         "trials": [trial_data(trial) for trial in trials],
         "gpu_s_spent": tuning.gpu_s_spent,
+        "frameworks": _frameworks(best, tuning) if best and tuning.state.ended else [],
     }
+
+
+def _frameworks(best: Best, tuning: Tuning) -> list[dict[str, Any]]:
+    ranked = [best.ranked, *best.runners_up]
+    plans, speeds = [each.plan for each in ranked], [each.tokens_per_s_per_gpu for each in ranked]
+    return frameworks_of(tuning.model, tuning.cluster, tuning.workload, plans, speeds)
 
 
 def tuning_answer(store: Store, tuning: Tuning, place: int | None = None) -> dict[str, Any]:
@@ -103,12 +111,36 @@ def fastest_measured(store: Store, model: ModelSpec, cluster: ClusterSpec, workl
     return store.tuning(max(best.trials, key=lambda trial: trial.finished_at or trial.started_at).tuning_id)
 
 
-def best_answer(store: Store, tuning: Tuning) -> dict[str, Any]:
-    """The best plan of a tuning without launch arguments: the winner, its evidence, the runner-up.
+def best_answer(store: Store, tuning: Tuning, target: str | None = None) -> dict[str, Any]:
+    """The best plan of a tuning: the winner, its evidence, the runner-up; which frameworks run it; for one of them the
+    launch of the fastest measured plan that it runs.
 
     Raises:
-        InputError: it has no complete trial yet.
+        InputError: it has no complete trial yet; no such framework or version.
+        IllegalPlanError: the framework runs none of its measured plans.
     """
+    data = measured_answer(store, tuning)
+    if target is None:
+        return data
+    return data | {"launch": _launch_of(data, store, tuning, target)}
+
+
+def _launch_of(data: dict[str, Any], store: Store, tuning: Tuning, target: str) -> dict[str, Any]:
+    """The launch of the fastest plan that the framework runs, with what it is instead of the winner."""
+    question = tuning.model, tuning.cluster, tuning.workload
+    best = best_of(store.trials(tuning.id), tuning.cluster)
+    assert best is not None, "it was answered"
+    plan = runnable(target, *question, [best.ranked, *best.runners_up])
+    launch = launch_arguments(target, *question, plan).to_data()
+    if plan != best.ranked.plan:
+        why = refusal(target, *question, best.ranked.plan)
+        told = f"This is {plan.key}, the fastest measured plan that {target} runs. It does not run the winner: {why}."
+        launch["notes"] = [told, *launch["notes"]]
+    return launch
+
+
+def measured_answer(store: Store, tuning: Tuning) -> dict[str, Any]:
+    """The best plan of a tuning without a launch. Raises InputError where it has no complete trial yet."""
     best = best_of(store.trials(tuning.id), tuning.cluster)
     if best is None:
         raise InputError("tuning", tuning.id, "it has no complete trial yet: show it for where it stands")
@@ -125,33 +157,46 @@ def best_answer(store: Store, tuning: Tuning) -> dict[str, Any]:
         "fingerprint_key": newest.fingerprint_key,
         "fingerprint": fingerprint.to_data() if fingerprint else None,
         "runner_up": _runner_up(best),
+        "frameworks": _frameworks(best, tuning),
         "launch": None,
     }
 
 
-def known_answer(found: Answer, measured: dict[str, Any] | None, target: str | None) -> dict[str, Any]:
+def known_answer(
+    store: KnowledgeStore,
+    model: ModelSpec,
+    cluster: ClusterSpec,
+    workload: Workload,
+    target: str | None,
+    look_up: Callable[[Workload], Answer] | None = None,
+) -> dict[str, Any]:
     """What is known for a model, a cluster and a workload.
 
+    Where nothing is known of the workload with its target, what is known of it in any framework counts, if the target
+    runs it.
+
     Args:
-        found: the best-known entry, or the nearest and what they imply.
-        measured: the best plan of a tuning of exactly that, which may go on (`best_answer`).
-        target: the framework whose launch arguments are wanted.
+        store: where it is kept.
+        model, cluster, workload: the question.
+        target: the framework whose launch is wanted.
+        look_up: finds the best-known entry, or the nearest and what they imply; by default `best_known`.
     """
+    look_up = look_up or (lambda asked: best_known(store, model, cluster, asked))
+    found = None
+    if workload.target and not store.best_exact(model, cluster, workload):
+        plain = workload.of_any_software()
+        other = look_up(plain) if store.best_exact(model, cluster, plain) else None
+        if other and other.known and refusal(workload.target, model, cluster, plain, other.known.plan) is None:
+            found = other
+    found = found or look_up(workload)
+    fastest = fastest_measured(store, model, cluster, found.workload)
+    measured = None if fastest is None else measured_answer(store, fastest)
     data = found.to_data() | {"tuning": measured, "launch": None}
     sources = (data["known"], measured and measured["best"], data["carried"])
     plan = next((source["plan"] for source in sources if source), None)
-    if plan is None:
+    if plan is None or target is None:
         return data
-    return data | {"launch": launch_data(found.model, found.cluster, found.workload, plan, target)}
-
-
-def launch_data(
-    model: ModelSpec, cluster: ClusterSpec, workload: Workload, plan: dict[str, Any], target: str | None
-) -> dict[str, Any] | None:
-    """A plan as arguments of a training framework; None without a target. Raises InputError for an unknown one."""
-    if target is None:
-        return None
-    return launch_arguments(target, model, cluster, workload, Plan.from_data(plan)).to_data()
+    return data | {"launch": launch_arguments(target, model, cluster, found.workload, Plan.from_data(plan)).to_data()}
 
 
 def request_data(model: ModelSpec, cluster: ClusterSpec, workload: Workload) -> dict[str, Any]:
@@ -168,6 +213,7 @@ def ranking_data(model: ModelSpec, cluster: ClusterSpec, workload: Workload, ran
         "seconds": ranking.seconds,
         "estimates_per_s": ranking.estimates_per_s,
         "basis": ranking.plans[0].estimate.basis.value,
+        "frameworks": frameworks_of(model, cluster, workload, [ranking.plans[0].plan]),
         "plans": [
             {"plan": each.plan.to_data(), "estimate": each.estimate.to_data(), "alike": each.alike}
             for each in ranking.plans
@@ -187,7 +233,7 @@ def best_data(best: Best, explanation: Explanation, tuning: Tuning) -> dict[str,
         "mu": _median([item.mu for item in readings]),
         "mfu": _median([item.mfu for item in readings]),
         "step_time_s": _median([item.step_time_s for item in readings]),
-        "peak_memory_bytes": max(peak_memory_bytes(item, tuning.cluster) for item in readings),
+        "peak_memory_bytes": max(peak_memory_bytes(item, tuning.cluster) for item in readings) or None,
         "memory_source": readings[0].memory_source,
         "repeats": best.ranked.repeats,
         "interval": list(best.ranked.interval),
@@ -212,8 +258,8 @@ def trial_data(trial: Trial) -> dict[str, Any]:
         "t_comm_s": reading.t_comm_s if reading else None,
         "t_comm_exposed_s": reading.t_comm_exposed_s if reading else None,
         "mu": reading.mu if reading else None,
-        "peak_allocated_bytes": reading.peak_allocated_bytes if reading else None,
-        "peak_reserved_bytes": reading.peak_reserved_bytes if reading else None,
+        "peak_allocated_bytes": (reading.peak_allocated_bytes or None) if reading else None,
+        "peak_reserved_bytes": (reading.peak_reserved_bytes or None) if reading else None,
         "estimate": trial.estimate.to_data() if trial.estimate else None,
         "gpu_s": trial.gpu_s,
         "setup_s": trial.setup_s,

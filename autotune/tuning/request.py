@@ -10,7 +10,7 @@ from itertools import chain
 from autotune.errors import StoreConflictError
 from autotune.ports.store import KnowledgeStore
 from autotune.search.offline import nearest_misses, nothing_legal
-from autotune.search.space import Runtime, legal_pieces, require_bounded
+from autotune.search.space import legal_pieces, require_bounded, runtime_of
 from autotune.specs import Budget, ClusterSpec, ModelSpec, SamplerName, Space, Tuning, Workload
 
 
@@ -55,11 +55,12 @@ def check_request(model: ModelSpec, cluster: ClusterSpec, workload: Workload, sp
         InputError: no plan is legal for the request; names the reason of the simplest plan.
         NothingFitsError: no legal plan is estimated to fit (where the catalog allows an estimate).
     """
-    tables = legal_pieces(model, cluster, workload, space=space, runtime=Runtime.TORCH)
+    runtime = runtime_of(workload)
+    tables = legal_pieces(model, cluster, workload, space=space, runtime=runtime)
     first = next(tables, None)
     if first is None:
-        raise nothing_legal(model, cluster, workload, Runtime.TORCH, space)
-    nearest_misses(model, cluster, workload, chain([first], tables), space=space, runtime=Runtime.TORCH)
+        raise nothing_legal(model, cluster, workload, runtime, space)
+    nearest_misses(model, cluster, workload, chain([first], tables), space=space, runtime=runtime)
 
 
 def submit(store: KnowledgeStore, tuning: Tuning) -> Tuning:
@@ -69,7 +70,7 @@ def submit(store: KnowledgeStore, tuning: Tuning) -> Tuning:
         UnknownNameError: nothing was imported under the source that it is to learn from.
         InputError, NothingFitsError: see `check_request`; or it has too many plans.
     """
-    require_bounded(tuning.model, tuning.cluster, tuning.workload, Runtime.TORCH)
+    require_bounded(tuning.model, tuning.cluster, tuning.workload, runtime_of(tuning.workload))
     check_request(tuning.model, tuning.cluster, tuning.workload, tuning.space)
     if tuning.history:
         store.imported_readings(tuning.history, tuning.cluster.key)  # refuses a source that nobody knows

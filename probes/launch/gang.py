@@ -15,12 +15,14 @@ from typing import Any
 from autotune.errors import InputError, ProberError
 from autotune.ports.store import OnProgress
 from autotune.specs import ClusterSpec, FailureKind, Fingerprint, MemberReport, ProbeRequest, RankReport, StepRequest
+from autotune.specs.command import CommandBook
 from probes.launch.failures import RankFailure, tail_of
 from probes.launch.gathering import Gathered, Progress
 from probes.launch.merging import MODULES
 from probes.launch.orders import Order, Orders, go_on
 from probes.launch.placement import Placement
 from probes.launch.pool import RankPool, rank_log
+from probes.program.reading import ReadLog, no_logs
 
 INTERFACE_VARIABLES = ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME")
 ANSWER_S = 180.0
@@ -62,6 +64,8 @@ class NodeRanks:
         address: where the other nodes reach this one.
         command_prefix: goes before each rank's command (`("ip", "netns", "exec", "name")`).
         placements: one a rank, instead of all that: for ranks that are not plainly on this machine.
+        commands: the programs of its user or operator that it may run, by name and digest.
+        read_log: reads the logs of frameworks.
     """
 
     def __init__(
@@ -72,7 +76,10 @@ class NodeRanks:
         address: str = "127.0.0.1",
         command_prefix: tuple[str, ...] = (),
         placements: Sequence[Placement] | None = None,
+        commands: CommandBook = CommandBook(),
+        read_log: ReadLog | None = None,
     ) -> None:
+        self._commands, self._read_log = commands, read_log
         environment = dict.fromkeys(INTERFACE_VARIABLES, interface) if interface is not None else {}
         self._placement = Placement(command_prefix=command_prefix, environment=environment, address=address)
         self._placements = placements
@@ -112,13 +119,16 @@ class NodeRanks:
         says CANCELLED, else after a grace in which they may tell a cause of their own); the deadline. While `order` or
         `publish` raise, nothing is known, and the deadline alone decides.
 
-        A request for cold ranks gets fresh ones, which do not stay.
+        A request for cold ranks gets fresh ones, which do not stay. Where the workload names a program, that runs, and
+        the ranks are ended before: nothing of theirs is in its way.
 
         `order` hears of progress when it is asked, `on_progress` at once. Never raises for what happens to ranks; what
         `on_progress` raises, and an interrupt, ends them and passes.
         """
         log_dir = self._next_log_dir(request.kind)
         orders = Orders(order, publish, on_progress)
+        if isinstance(request, StepRequest) and request.workload.command:
+            return self._run_program(share, request, time.monotonic() + deadline_s, log_dir, orders)
         watch = Progress(orders.tell)
         cold = isinstance(request, StepRequest) and request.cold
         try:
@@ -138,6 +148,31 @@ class NodeRanks:
                 "wall_s": wall_s,
             }
         )
+
+    def _run_program(
+        self, share: WorldShare, request: StepRequest, deadline: float, log_dir: Path, orders: Orders
+    ) -> MemberReport:
+        from probes.program.run import ProgramRun  # it stands on parts of this package
+
+        start_s = time.monotonic()
+        try:
+            self.end()
+            command = self._commands(request.workload.command)
+        except InputError as error:
+            wall_s = time.monotonic() - start_s
+            return MemberReport(failure=FailureKind.ILLEGAL, message=str(error), wall_s=wall_s)
+        except ProberError as error:
+            return MemberReport(failure=FailureKind.UNAVAILABLE, message=str(error))
+        program = ProgramRun(
+            command=command,
+            index=share.index,
+            cluster=share.cluster,
+            request=request,
+            placement=self._placement,
+            log_dir=log_dir,
+            read_log=self._read_log or no_logs,
+        )
+        return program.run(deadline, orders)
 
     def fingerprint(self, cluster: ClusterSpec) -> Fingerprint:
         """The environment of the first rank, in a world of this node alone. Raises ProberError as `ask` does."""

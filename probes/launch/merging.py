@@ -59,6 +59,12 @@ def _merged(request: ProbeRequest, reports: Mapping[int, dict[str, Any]], cluste
         return merge_collective(request, reports)
     if isinstance(request, LayerRequest):
         return merge_layer(request, reports)
+    if request.workload.command:
+        steps = next((report for _, report in sorted(reports.items()) if report["step_times_s"]), None)
+        if steps is None:
+            raise ValueError("no node told a step of the program")
+        told = ("step_times_s", "warmup_times_s", "losses", "pruned")
+        reports = {rank: {**report, **{name: steps[name] for name in told}} for rank, report in reports.items()}
     return merge_step(request, reports, cluster.device.peak_flops_per_s.get(request.workload.dtype))
 
 
@@ -83,6 +89,7 @@ def merged_outcome(
         members: in any order, each with its report unless it was lost.
         named: whether the message of a failure names its node.
     """
+    members = told_apart(request, members)
     reports = [member.report for member in members if member.report is not None]
     wall_s = max((report.wall_s for report in reports), default=0.0)
     setup_s = max((report.setup_s for report in reports), default=0.0)
@@ -105,6 +112,36 @@ def merged_outcome(
         setup_s=setup_s + build_s,
         log_path=next((report.log_dir for report in reports if report.log_dir), None),
     )
+
+
+def told_apart(request: ProbeRequest, members: Sequence[JobMember]) -> Sequence[JobMember]:
+    """The members of a job; where a program ran and one of them knows its speed, the others without their failures.
+
+    Whoever measured has ended its part of the program, at which the other parts fail.
+    """
+    if not (isinstance(request, StepRequest) and request.workload.command):
+        return members
+    found = next((member for member in members if any(_has_steps(rank) for rank in _ranks(member.report))), None)
+    if found is None:
+        return members
+    told = next(rank.report for rank in _ranks(found.report) if _has_steps(rank))
+    size = len(_ranks(found.report))
+    return [
+        member if member.report is not None and not any(_failures(member)) else _without_failure(member, told, size)
+        for member in members
+    ]
+
+
+def _has_steps(rank: RankReport) -> bool:
+    return rank.report is not None and bool(rank.report.get("step_times_s"))
+
+
+def _without_failure(member: JobMember, told: dict[str, Any] | None, size: int) -> JobMember:
+    first = member.index * size
+    ranks = tuple(RankReport(rank=rank, report={**(told or {}), "rank": rank}) for rank in range(first, first + size))
+    changes = {"ranks": ranks, "failure": None, "message": "", "ordered": False}
+    report = (member.report or MemberReport()).model_copy(update=changes)
+    return member.model_copy(update={"state": MemberState.REPORTED, "report": report})
 
 
 def computing_s(request: ProbeRequest, members: Sequence[JobMember]) -> dict[int, float]:

@@ -48,6 +48,8 @@ class Orders:
         self._unpublished = ""
         self._due_s = 0.0
         self._progress: ProbeProgress | None = None
+        self.measured = False
+        """Whether another node has measured what this one takes part in."""
 
     @property
     def awaits_endpoint(self) -> bool:
@@ -85,6 +87,7 @@ class Orders:
             self._due_s = time.monotonic() + (_ENDPOINT_S if self.awaits_endpoint else _ORDER_S)
         if order.go_on:
             return None
+        self.measured = order.measured
         kind = order.failure or FailureKind.CANCELLED
         return RankFailure(rank=None, kind=kind, message=order.reason or f"told to stop: {kind}")
 

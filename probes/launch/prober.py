@@ -20,10 +20,12 @@ from autotune.specs import (
     ProbeOutcome,
     ProbeRequest,
 )
+from autotune.specs.command import CommandBook
 from probes.launch.gang import NodeRanks, WorldShare
 from probes.launch.merging import merged_outcome
 from probes.launch.orders import go_on
 from probes.launch.placement import Placement
+from probes.program.reading import ReadLog
 
 
 class LocalProber:
@@ -34,6 +36,8 @@ class LocalProber:
         log_dir: each probe writes into a directory of its own below this one.
         ranks: how many ranks, if not one for each device of the cluster.
         placements: one a rank, for ranks that are not plainly on this machine.
+        commands: the user's own programs that may run.
+        read_log: reads the logs of frameworks.
 
     Raises:
         ProberError: the ranks would not be on one machine, and there are no placements.
@@ -46,6 +50,8 @@ class LocalProber:
         log_dir: Path,
         ranks: int | None = None,
         placements: Sequence[Placement] | None = None,
+        commands: CommandBook = CommandBook(),
+        read_log: ReadLog | None = None,
     ) -> None:
         count = cluster.devices if ranks is None else ranks
         if placements is None and count > cluster.gpus_per_node:
@@ -53,7 +59,7 @@ class LocalProber:
             raise ProberError(f"{has} cannot be started on this machine alone")
         self._cluster = cluster.model_copy(update={"nodes": 1, "gpus_per_node": count})
         self._log_dir = log_dir
-        self._ranks = NodeRanks(log_root=log_dir, placements=placements)
+        self._ranks = NodeRanks(log_root=log_dir, placements=placements, commands=commands, read_log=read_log)
         self._fingerprint: Fingerprint | None = None
 
     def fingerprint(self) -> Fingerprint:

@@ -101,6 +101,20 @@ def first_failure(job: JobRow, besides: MemberRow) -> FailureKind | None:
     return _most_telling(kinds)
 
 
+def has_measured(job: JobRow, besides: MemberRow) -> bool:
+    """Whether another member reported the speed of a program: then nothing is left for the others to do."""
+    reported = MemberState.REPORTED.value
+    others = [each for each in job.members if each is not besides and each.state == reported and not each.failure_kind]
+    if not others or not _is_program(job.request_json):
+        return False
+    reports = (MemberReport.from_json(each.report_json) for each in others if each.report_json)
+    return any(rank.report and rank.report.get("step_times_s") for report in reports for rank in report.ranks)
+
+
+def _is_program(request_json: str) -> bool:
+    return bool((json.loads(request_json).get("workload") or {}).get("command"))
+
+
 def _most_telling(kinds: list[FailureKind]) -> FailureKind | None:
     return min(kinds, key=lambda kind: LEAST.index(kind) + 1 if kind in LEAST else 0, default=None)
 

@@ -36,6 +36,7 @@ from storage.fleet.jobs import (
     add_job,
     failure_kind,
     first_failure,
+    has_measured,
     job_of,
     lock_job,
     lock_jobs,
@@ -263,6 +264,8 @@ def _expiry(now: datetime, lease_s: float) -> datetime:
 def _order(job: JobRow, member: MemberRow) -> MemberOrder:
     if job.cancelled:
         return CANCELLED
+    if has_measured(job, member):
+        return MemberOrder(go_on=False, measured=True, reason="another node of the gang knows the program's speed")
     failure = first_failure(job, member)
     if failure is not None:
         return MemberOrder(go_on=False, failure=failure, reason=f"another node of the gang failed ({failure.value})")

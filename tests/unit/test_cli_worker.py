@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+
 import pytest
 from commands import Command
 
@@ -21,10 +23,12 @@ NOWHERE = "postgresql://nobody@127.0.0.1:1/nothing"
     ],
 )
 def test_what_cannot_be_used(autotune: Command, arguments: list[str], status: int, told: str) -> None:
+    nice = os.getpriority(os.PRIO_PROCESS, 0)
     done = autotune("worker", *arguments)
     assert done.status == status
     assert told in done.err
     assert "Traceback" not in done.err
+    assert os.getpriority(os.PRIO_PROCESS, 0) == nice  # nothing was started, so nothing of this process is changed
 
 
 @pytest.mark.parametrize("command", [["worker", "--role", "tuner"], ["beat"]])

@@ -66,7 +66,10 @@ def test_nothing_that_is_printed_moves_the_cursor(capsys: pytest.CaptureFixture[
         output.console().print(Text(text))
         output.error_console().print(f"why: {text}", soft_wrap=True)
         output.print_error(f"no such name {text}")
-        output.print_launch({"target": text, "argv": [text], "config": text, "config_name": text, "notes": [text]})
+        launch = {"target": text, "argv": [text], "config": text, "config_name": text, "notes": [text]}
+        output.print_launch(launch)  # as an older release answers
+        placeholders = [{"name": text, "about": text}]
+        output.print_launch(launch | {"version": text, "environment": {text: text}, "placeholders": placeholders})
     printed = "".join(capsys.readouterr())
     assert r"\x9b2J" in printed
     assert not set("".join(HOSTILE)) & set(printed) - set("ab\n[2J")
