@@ -35,7 +35,7 @@ _FRAMEWORKS = {
 }
 _RECORDS = {
     "megatron": FrameworkName.MEGATRON, "nemo": FrameworkName.NEMO, "deepspeed": FrameworkName.DEEPSPEED,
-    "torchtitan": FrameworkName.FSDP, "nanotron": FrameworkName.NANOTRON,
+    "torchtitan": FrameworkName.FSDP, "nanotron": FrameworkName.NANOTRON, "transformers": FrameworkName.FSDP,
 }  # fmt: skip
 _ALSO = {"megatron-lm": "megatron", "megatron-bridge": "nemo"}
 

@@ -118,7 +118,8 @@ def _read_sharding(settings: Settings, facts: Facts) -> Mapping[str, object]:
 
 def _recomputes(settings: Settings) -> bool:
     names = ("gradient_checkpointing", "activation_checkpointing")  # the second is the newer spelling
-    return any([settings.switch(name) for name in names])
+    said = [settings.switch(name) for name in names]
+    return any(said)
 
 
 def _setting(settings: Settings, name: str) -> object:
