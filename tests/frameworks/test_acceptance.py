@@ -1,6 +1,7 @@
 """Every export is taken by the framework itself, and for what the plan says.
 
-FRAMEWORKS names a folder with an environment for each of `ENVIRONMENTS`; `make test-frameworks` makes them.
+FRAMEWORKS names a folder with an environment for each framework; `make test-frameworks` makes it. nanotron is in no
+package index: NANOTRON names a checkout of it.
 """
 
 from __future__ import annotations
@@ -37,9 +38,9 @@ MANY = tuple(
 CASES = [
     ("torchtitan@0.2", "torchtitan-0.2", "read_torchtitan_0_2.py", (LLAMA, LLAMA2, SMALL, EXPERTS, LATENT), EVERYTHING),
     ("torchtitan@0.3", "torchtitan-0.3", "read_torchtitan_0_3.py", (LLAMA, LLAMA2, SMALL, QWEN, EXPERTS), EVERYTHING),
-    ("deepspeed", "transformers", "read_deepspeed.py", (LLAMA, SMALL, QWEN, EXPERTS, HALF), WIDE),
-    ("nanotron", "transformers", "read_nanotron.py", (LLAMA, LLAMA2, SMALL, HALF), WIDE),
-    ("transformers", "transformers", "read_transformers.py", (*MANY, SMALL, HALF), REPLICAS),
+    ("deepspeed", "parsers", "read_deepspeed.py", (LLAMA, SMALL, QWEN, EXPERTS, HALF), WIDE),
+    ("nanotron", "parsers", "read_nanotron.py", (LLAMA, LLAMA2, SMALL, HALF), WIDE),
+    ("transformers", "parsers", "read_transformers.py", (*MANY, SMALL, HALF), REPLICAS),
 ]
 FEWEST = 200
 
@@ -49,6 +50,8 @@ FEWEST = 200
 def test_a_framework_takes_every_export_for_what_the_plan_says(
     target: str, environment: str, reader: str, cases: tuple[tuple[str, str, Workload], ...], space: Space
 ) -> None:
+    if target == "nanotron" and "NANOTRON" not in os.environ:
+        pytest.skip("NANOTRON must name a checkout of nanotron")
     python = Path(os.environ["FRAMEWORKS"]) / environment / "bin" / "python"
     found, refused = exports(target, cases, -(-FEWEST // len(cases)) + 10, space)
     answers = read(str(python), reader, found)
