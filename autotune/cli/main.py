@@ -29,6 +29,7 @@ from autotune.cli import (
     catalog,
     check,
     database,
+    findings,
     fleet,
     imports,
     nodes,
@@ -58,6 +59,7 @@ probe.app.command("check")(check.check)
 app.add_typer(probe.app, name="probe", rich_help_panel=_TUNE)
 app.command("plan", rich_help_panel=_PLAN)(plan.plan)
 app.command("estimate", rich_help_panel=_PLAN)(plan.estimate)
+app.command("check", rich_help_panel=_PLAN)(findings.check)
 app.command("backtest", rich_help_panel=_RECORDS)(backtest.backtest)
 app.command("best", rich_help_panel=_RECORDS)(best.best)
 app.add_typer(best.app, name="known", rich_help_panel=_RECORDS)

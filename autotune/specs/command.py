@@ -417,7 +417,8 @@ def _check_placeholders(path: Path, template: CommandTemplate, texts: dict[str, 
                 raise InputError(f"{path}: when", name, "one of " + ", ".join(PLACEHOLDERS))
             told.add(name)
     for axis, values in template.plans.items():
-        if (values == "any" or len(values) > 1) and not told & set(BY_AXIS[axis]) and axis != "dp":
+        implied = axis == "schedule" and set(values) == {"1f1b", "interleaved"} and "vpp" in told
+        if (values == "any" or len(values) > 1) and not told & set(BY_AXIS[axis]) and not implied:
             names = " or ".join("{" + name + "}" for name in BY_AXIS[axis])
             raise InputError(f"{path}: plans.{axis}", values, f"the program is not told of it: {names} stands nowhere")
     _check_workload(path, template, told)
