@@ -66,9 +66,9 @@ def check(
         "model": model, "seq_len": seq_len, "global_batch": global_batch, "dtype": dtype, "precision": precision,
         "framework": framework, "kernels": kernels, "target": target,
     }  # fmt: skip
-    launch, text = None, ""
+    launch = None
     if file is not None:
-        inputs, launch, text = _of_launch(file, cluster, named, variables or [], db)
+        inputs, launch = _of_launch(file, cluster, named, variables or [], db)
         chosen = launch.plan
     else:
         from autotune.specs import Plan
@@ -82,7 +82,7 @@ def check(
         profile=stored_profile(inputs.cluster, db),
     )  # fmt: skip
     chosen, found = without_idle_settings(chosen)
-    found += _judged(setting, chosen) + ([] if launch is None else _of_the_file(setting, launch, text))
+    found += _judged(setting, chosen) + ([] if launch is None else of_the_file(setting, launch))
     order = ["error", "warning", "note"]
     found.sort(key=lambda each: order.index(each.severity.value))
     proposed = best_neighbour(setting, chosen) if fix else None
@@ -103,7 +103,7 @@ def check(
 
 def _of_launch(
     file: str, cluster: str | None, named: dict[str, Any], variables: list[str], db: str | None
-) -> tuple[Inputs, ImportedPlan, str]:
+) -> tuple[Inputs, ImportedPlan]:
     """What a launch trains on the cluster. Raises InputError for one that cannot be read."""
     from autotune.cli.inputs import read_model
     from autotune.cli.plans import beside, read_file, read_variable
@@ -125,7 +125,7 @@ def _of_launch(
     )
     launch = import_plan(target, file, text, given, beside(file))
     workload = launch.workload.from_data(with_target(launch.workload.to_data() | {"framework": None, "target": target}))
-    return Inputs(model=launch.model, cluster=where, workload=workload), launch, text
+    return Inputs(model=launch.model, cluster=where, workload=workload), launch
 
 
 def _judged(setting: Setting, plan: Plan) -> list[Finding]:
@@ -155,25 +155,25 @@ def _judged(setting: Setting, plan: Plan) -> list[Finding]:
     return found + findings(setting, plan, estimate, curve)
 
 
-_OVERLAPS = {"megatron": ("overlap-grad-reduce", "overlap_grad_reduce")}
-"""What a framework has to be told before it reduces gradients under computation."""
+OVERLAP = "overlap_grad_reduce"
+"""The setting of Megatron-LM without which gradients are reduced after the computation, not under it."""
 
 
-def _of_the_file(setting: Setting, launch: ImportedPlan, text: str) -> list[Finding]:
-    """What the launch says beside its plan: settings that are not judged, and overlap that it does not ask for."""
+def of_the_file(setting: Setting, launch: ImportedPlan) -> list[Finding]:
+    """What the launch says beside its plan: overlap that it does not ask for, and settings that are not judged."""
     from autotune.explain.findings import Finding, Severity, without_overlap
 
-    found = [
-        Finding(
-            rule="unread-setting", severity=Severity.NOTE, where=each.where,
-            text=f"{each.name} {each.value}: {each.what or 'not known here'}", remedy="judge it yourself",
-        )
-        for each in launch.remainder
-    ]  # fmt: skip
-    words = _OVERLAPS.get(launch.framework)
-    if words and launch.plan.dp * launch.plan.cp > 1 and not any(word in text for word in words):
-        lost = without_overlap(setting, launch.plan, f"--{words[0]}", launch.file)
-        found += [] if lost is None else [lost]
+    found = []
+    for each in launch.remainder:
+        where = ", ".join(filter(None, [launch.file, each.where]))
+        lost = without_overlap(setting, launch.plan, each.name, where) if each.name == OVERLAP else None
+        found.append(
+            lost
+            or Finding(
+                rule="unread-setting", severity=Severity.NOTE, where=where,
+                text=f"{each.name} {each.value}: {each.what or 'not known here'}", remedy="judge it yourself",
+            )
+        )  # fmt: skip
     return found
 
 

@@ -38,6 +38,7 @@ from autotune.cli import (
     plans,
     probe,
     regress,
+    trace,
     tune,
     tunings,
 )
@@ -57,6 +58,7 @@ _FLEET = "Fleet"
 app.command("tune", rich_help_panel=_TUNE)(tune.tune)
 probe.app.command("check")(check.check)
 app.add_typer(probe.app, name="probe", rich_help_panel=_TUNE)
+app.command("trace", rich_help_panel=_TUNE)(trace.trace)
 app.command("plan", rich_help_panel=_PLAN)(plan.plan)
 app.command("estimate", rich_help_panel=_PLAN)(plan.estimate)
 app.command("check", rich_help_panel=_PLAN)(findings.check)

@@ -274,7 +274,7 @@ def _overlap(setting: Setting, plan: Plan, found: Estimate) -> Iterator[Finding]
                 )  # fmt: skip
 
 
-def without_overlap(setting: Setting, plan: Plan, what: str, where: str) -> Finding | None:
+def without_overlap(setting: Setting, plan: Plan, name: str, where: str) -> Finding | None:
     """What a launch loses that does not overlap the communication of data parallelism, which the estimate assumes.
 
     None where that is next to nothing.
@@ -287,8 +287,8 @@ def without_overlap(setting: Setting, plan: Plan, what: str, where: str) -> Find
         return None
     return Finding(
         rule="overlap-off", severity=Severity.WARNING, where=where,
-        text=f"{what} is not set: the step takes {without / with_it - 1:.0%} longer than with it",
-        remedy=f"set {what}", figures={"slower": without / with_it - 1},
+        text=f"{name} is off: the step takes {without / with_it - 1:.0%} longer than with it",
+        remedy=f"turn on {name}", figures={"slower": without / with_it - 1},
     )  # fmt: skip
 
 

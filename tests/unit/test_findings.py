@@ -8,6 +8,7 @@ import pytest
 from commands import Command
 
 from autotune.catalog import cluster_from_shorthand, model
+from autotune.cli.findings import of_the_file
 from autotune.explain.findings import (
     RULES,
     Finding,
@@ -18,6 +19,8 @@ from autotune.explain.findings import (
     without_overlap,
 )
 from autotune.explain.whatif import Setting
+from autotune.frameworks.reading import ImportedPlan
+from autotune.frameworks.table import Remainder, Why
 from autotune.search.offline import estimated
 from autotune.specs import DType, FrameworkName, Plan, Recompute, Schedule, Workload
 
@@ -92,10 +95,25 @@ def test_overlap_that_is_off() -> None:
     off = of(Plan(tp=8, dp=2, micro_batch=4, zero_stage=1, sequence_parallel=True), under(tp_overlap=False))
     assert off["overlap-off"].figures["gain"] > 0.03
     setting = under(framework="megatron", global_batch=16)
-    lost = without_overlap(setting, Plan(dp=16, zero_stage=1), "--overlap-grad-reduce", "run.sh")
+    lost = without_overlap(setting, Plan(dp=16, zero_stage=1), "overlap_grad_reduce", "run.sh")
     assert lost is not None
     assert (lost.rule, lost.where, lost.figures["slower"] > 0.03) == ("overlap-off", "run.sh", True)
-    assert without_overlap(setting, Plan(tp=8, pp=2, sequence_parallel=True), "--overlap-grad-reduce", "x") is None
+    assert without_overlap(setting, Plan(tp=8, pp=2, sequence_parallel=True), "overlap_grad_reduce", "x") is None
+
+
+def test_what_a_launch_says_beside_its_plan() -> None:
+    setting, plan = under(framework="megatron", global_batch=16), Plan(dp=16, zero_stage=1)
+    off = Remainder(name="overlap_grad_reduce", value="not set", where="", why=Why.NO_WORD)
+    other = Remainder(name="foo_bar", value="7", where="line 3", why=Why.UNKNOWN)
+    launch = ImportedPlan(
+        framework="megatron", version="0.19", file="run.sh", model=H100.model, devices=16, gpus_per_node=8,
+        workload=setting.workload, plan=plan, remainder=(off, other),
+    )  # fmt: skip
+    first, second = of_the_file(setting, launch)
+    assert (first.rule, first.severity, first.where) == ("overlap-off", Severity.WARNING, "run.sh")
+    assert first.text.startswith("overlap_grad_reduce is off: the step takes ")
+    assert (second.rule, second.text) == ("unread-setting", "foo_bar 7: not known here")
+    assert second.where == "run.sh, line 3"
 
 
 def test_settings_that_do_nothing_are_no_errors() -> None:
