@@ -61,17 +61,10 @@ Values = tuple[Scalar, ...] | Literal["any"]
 
 
 class Launcher(StrEnum):
-    """What starts the program: on every node as it is given, or under torchrun; or once for all nodes, by srun."""
+    """What starts the program on every node: nothing but its own words, or torchrun."""
 
     GIVEN = "given"
     TORCHRUN = "torchrun"
-    SLURM = "slurm"
-    KUBERNETES = "kubernetes"
-
-    @property
-    def starts_all(self) -> bool:
-        """Whether one call starts the program on all nodes."""
-        return self in {Launcher.SLURM, Launcher.KUBERNETES}
 
 
 class SpeedFrom(StrEnum):
@@ -316,7 +309,6 @@ class Command:
             framework=template.framework,
             workload=template.workload,
             model=model,
-            starts_all=template.launcher.starts_all,
         )
 
 
@@ -328,7 +320,6 @@ class CommandOffer(Spec):
     framework: FrameworkName
     workload: Fixed = Fixed()
     model: ModelSpec | None = None
-    starts_all: bool = False
 
     @property
     def name(self) -> str:
