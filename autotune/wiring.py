@@ -93,6 +93,22 @@ def open_book(settings: Settings, file: Path | None = None) -> CommandBook:
     return CommandBook(settings.commands_dir, [file] if file is not None else [])
 
 
+def read_offers(settings: Settings) -> list[CommandOffer]:
+    """The programs that this node's operator allows; a file that cannot be used is logged and left out."""
+    import logging
+
+    book, log = open_book(settings), logging.getLogger("autotune.node")
+    for error in book.broken():
+        log.error("a command is left out: %s", error)
+    offers = []
+    for command in book.all():
+        try:
+            offers.append(offer_of(command))
+        except InputError as error:
+            log.error("command %s is left out: %s", command.name, error)
+    return offers
+
+
 def offer_of(command: Command) -> CommandOffer:
     """What others have to know of a program. Raises InputError for a model that cannot be read."""
     from autotune.catalog import load_model

@@ -47,7 +47,7 @@ from autotune.specs import (
 )
 from autotune.tuning.lifecycle import Facts, StepKind, next_step, search_budget
 
-SETUP_S, CRASH_S, OWN_SD, GIB = 60.0, 30.0, 0.02, 2**30
+SETUP_S, SETUP_SD, CRASH_S, OWN_SD, GIB = 60.0, 0.3, 30.0, 0.02, 2**30
 CLOSE = 0.95
 BUDGET_TRIALS = 6.0
 """Trials of the usual cost that a limited budget is worth."""
@@ -173,8 +173,9 @@ def tuned(world: World, scenario: Scenario, seed: int) -> Run:
         if chance.random() < scenario.outliers:
             speed /= 3.0
         peak = float(world.peaks[i] + scenario.more_bytes) if world.peaks[i] else None
-        reading = Measurement(tokens_per_s_per_gpu=speed, peak_bytes=peak, setup_s=SETUP_S)
-        return reading, devices * SETUP_S + TRIAL_STEPS * tokens / speed
+        setup_s = SETUP_S * float(np.exp(SETUP_SD * chance.standard_normal()))
+        reading = Measurement(tokens_per_s_per_gpu=speed, peak_bytes=peak, setup_s=setup_s)
+        return reading, devices * setup_s + TRIAL_STEPS * tokens / speed
 
     while True:
         ranking = search.ranking()

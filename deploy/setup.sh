@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
 # Sets up what autotune needs on a Debian- or Ubuntu-like machine. The Makefile calls it.
 #   setup.sh python VENV   the Python environment in VENV, torch included
+#   setup.sh frameworks DIR  environments of training frameworks in DIR, which tests tune
 #   setup.sh services      PostgreSQL, Redis, iproute2 and openssl, which the tests run
 # System packages are installed only where something is missing, and only as root or through sudo.
 set -euo pipefail
@@ -58,6 +59,18 @@ print(tomllib.load(open("pyproject.toml", "rb"))["project"]["optional-dependenci
     "$venv/bin/pip" install --quiet --editable '.[torch,postgres,service,report,dev]'
 }
 
+setup_framework() { # VENV PACKAGE...
+    local venv=$1
+    shift
+    [ -x "$venv/bin/python" ] || "$(find_python)" -m venv "$venv"
+    "$venv/bin/pip" install --quiet ${TORCH_INDEX_URL:+--extra-index-url "$TORCH_INDEX_URL"} "$@"
+}
+
+setup_frameworks() { # DIR
+    setup_framework "$1/programs" 'torch<2.14' numpy 'transformers<6' accelerate 'deepspeed<0.20' 'megatron-core==0.16.*'
+    setup_framework "$1/torchtitan-0.2" 'torch<2.14' 'torchtitan==0.2.*' triton
+}
+
 setup_services() {
     local missing=()
     compgen -G '/usr/lib/postgresql/*/bin/initdb' >/dev/null || command -v initdb >/dev/null || missing+=(postgresql)
@@ -69,6 +82,7 @@ setup_services() {
 
 case "${1:-}" in
 python) setup_python "${2:?the folder of the environment}" ;;
+frameworks) setup_frameworks "${2:?the folder of the environments}" ;;
 services) setup_services ;;
-*) fail "say python VENV or services" ;;
+*) fail "say python VENV, frameworks DIR or services" ;;
 esac

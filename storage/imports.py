@@ -103,12 +103,12 @@ class ImportStore(SessionStore):
     def save_import(
         self,
         batch: ImportBatch,
-        runs: Sequence[ImportedRun],
-        readings: Sequence[ImportedReading],
+        runs: Iterable[ImportedRun],
+        readings: Iterable[ImportedReading],
         *,
         replaces: Sequence[str] = (),
     ) -> None:
-        """Stores a file with all its rows, whole or not at all.
+        """Stores a file with all its rows, whole or not at all, also where going through them raises.
 
         Args:
             batch: the file.
@@ -140,6 +140,19 @@ class ImportStore(SessionStore):
         with self.reading() as session:
             found = session.scalars(query)
             return [ImportBatch(**{name: getattr(row, name) for name in BATCH_COLUMNS}) for row in found]
+
+    def runs_of_import(self, sha256: str) -> Iterator[ImportedRun]:
+        """The runs of one imported file, in its order, a few at a time."""
+        query = select(ImportedRunRow).join(ImportBatchRow, ImportBatchRow.id == ImportedRunRow.batch_id)
+        query, last = query.where(ImportBatchRow.sha256 == sha256).order_by(ImportedRunRow.id), 0
+        while True:
+            with self.reading() as session:
+                found = session.scalars(query.where(ImportedRunRow.id > last).limit(ROWS_AT_ONCE)).all()
+                runs = [_run_of(row) for row in found]
+                last = max((row.id for row in found), default=last)
+            if not runs:
+                return
+            yield from runs
 
     def imported_runs(self, source: str) -> Sequence[ImportedRun]:
         """All runs of a source, in the order of their import. Raises UnknownNameError for one that was never used."""

@@ -7,8 +7,8 @@ import time
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
-from autotune.errors import AutotuneError, InputError, StoreAwayError
-from autotune.queue.app import VISIBILITY_TIMEOUT_S, TaskName, read_payload
+from autotune.errors import AutotuneError, StoreAwayError
+from autotune.queue.app import VISIBILITY_TIMEOUT_S, TaskName
 from autotune.specs.regression import CHECK_JOB
 
 if TYPE_CHECKING:
@@ -26,10 +26,10 @@ _RUN_LIMIT_S = 0.9 * VISIBILITY_TIMEOUT_S
 
 
 def install_tasks(app: Celery, actions: Mapping[TaskName, Action]) -> None:
-    """Makes the application run these tasks alone. Each checks its message, calls one action, and never raises.
+    """Makes the application run these tasks alone. Each calls one action, and never raises.
 
-    A message that is not exactly what the task takes is dropped with a line in the log. What an action raises is
-    recorded there too: the database still says what is due, and a sweep sends it again.
+    What comes is exactly what the task takes (autotune.queue.consumer). What an action raises is recorded in the log:
+    the database still says what is due, and a sweep sends it again.
     """
     for task, act in actions.items():
         limit_s = _RUN_LIMIT_S if task is TaskName.RUN else _LIMIT_S
@@ -37,12 +37,7 @@ def install_tasks(app: Celery, actions: Mapping[TaskName, Action]) -> None:
 
 
 def _guarded(task: TaskName, act: Action) -> Callable[..., None]:
-    def run(*arguments: Any, **named: Any) -> None:
-        try:
-            payload = read_payload(task, arguments, named)
-        except InputError as error:
-            log.warning("dropped: %s", error)
-            return
+    def run(*payload: Any) -> None:
         try:
             act(*payload)
         except StoreAwayError:

@@ -17,6 +17,7 @@ import psutil
 from autotune.errors import InputError, StoreConflictError
 from autotune.settings import FleetTimes
 from autotune.specs import ClusterSpec, Device, Fingerprint, Node
+from autotune.specs.command import CommandOffer
 from autotune.specs.fleet import LOCAL
 
 if TYPE_CHECKING:
@@ -111,7 +112,9 @@ def check_pool(cluster: ClusterSpec, known: Sequence[ClusterSpec]) -> bool:
     return True
 
 
-def register(store: FleetStore, options: NodeOptions, inventory: Inventory) -> Node:
+def register(
+    store: FleetStore, options: NodeOptions, inventory: Inventory, commands: Sequence[CommandOffer] = ()
+) -> Node:
     """Stores the node under a new session, and its cluster if it is the first of its pool.
 
     A node that has fewer devices than its cluster says is stored all the same: it is shown, and never chosen.
@@ -120,7 +123,7 @@ def register(store: FleetStore, options: NodeOptions, inventory: Inventory) -> N
     _store_pool(store, cluster)
     _tell_of_older(store, options.name)
     key = store.put_fingerprint(inventory.fingerprint) if inventory.fingerprint is not None else ""
-    node = store.register_node(_node(options, inventory, key, store.now()))
+    node = store.register_node(_node(options, inventory, key, store.now(), commands))
     what = f"{node.slots} x {node.device.name} at {node.address}, session {node.session}"
     log.info("node %s: registered in pool %s, %s", node.name, node.pool, what)
     if inventory.reason:
@@ -148,7 +151,9 @@ def _tell_of_older(store: FleetStore, name: str) -> None:
         log.warning("node %s: a worker of this name was alive %.0f s ago; it is evicted", name, age_s)
 
 
-def _node(options: NodeOptions, inventory: Inventory, fingerprint_key: str, now: datetime) -> Node:
+def _node(
+    options: NodeOptions, inventory: Inventory, fingerprint_key: str, now: datetime, commands: Sequence[CommandOffer]
+) -> Node:
     fingerprint = inventory.fingerprint
     return Node(
         name=options.name,
@@ -164,6 +169,7 @@ def _node(options: NodeOptions, inventory: Inventory, fingerprint_key: str, now:
         environment_key=fingerprint.environment_key if fingerprint is not None else "",
         session=uuid.uuid4().hex,
         lost_after_s=options.lost_after_s,
+        commands=tuple(commands),
         registered_at=now,
         heartbeat_at=now,
     )

@@ -66,7 +66,7 @@ def _register(settings: Settings, options: NodeOptions, queue: CeleryQueue) -> N
     with _opened_before_the_fork(settings) as store:
         inventory = wiring.read_inventory(settings, options.cluster, options.slots)
         queue.clear(options.name)
-        return register(store, options, inventory)
+        return register(store, options, inventory, wiring.read_offers(settings))
 
 
 def _keeps_name(settings: Settings, node: Node) -> bool:

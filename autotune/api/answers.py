@@ -12,6 +12,7 @@ from typing import Any, Literal
 
 from starlette.responses import JSONResponse
 
+from autotune.explain.findings import Severity
 from autotune.explain.limits import LimitKind
 from autotune.explain.losses import Source
 from autotune.specs import (
@@ -147,12 +148,16 @@ class TuningPage(Spec):
 
 
 class Submitted(Spec):
-    """What became of a request. `created` is false where it joined a tuning that asks for the same."""
+    """What became of a request. `created` is false where it joined a tuning that asks for the same.
+
+    `place` counts from 1 among what the same principal has queued in that pool; null where the tuning is not queued.
+    """
 
     tuning: str
     created: bool
     state: TuningState
     message: str
+    place: int | None
     request: Tuning
 
 
@@ -205,6 +210,18 @@ class TrialPage(Spec):
     next: str | None
 
 
+class FoundInPlan(Spec):
+    """What is wrong or doubtful about the best plan, with figures and a remedy; an estimate (`autotune check`)."""
+
+    rule: str
+    severity: Severity
+    text: str
+    remedy: str
+    figures: dict[str, float]
+    where: str
+    source: Literal["estimate"]
+
+
 class InFramework(Spec):
     """Whether a framework runs the best plan, else why not; and the fastest plan that it runs, if any was measured."""
 
@@ -229,6 +246,7 @@ class TuningAnswer(Spec):
     trials: list[TrialRow]
     gpu_s_spent: float
     frameworks: list[InFramework]
+    findings: list[FoundInPlan]
     place: int | None
     request: Tuning
 
@@ -278,6 +296,7 @@ class BestAnswer(Spec):
     fingerprint: Fingerprint | None
     runner_up: RunnerUp | None
     frameworks: list[InFramework]
+    findings: list[FoundInPlan]
     launch: Launch | None
 
 
@@ -305,6 +324,7 @@ class PlansAnswer(Spec):
     estimates_per_s: float
     basis: str
     frameworks: list[InFramework]
+    findings: list[FoundInPlan]
     plans: list[PlanEstimate]
 
 

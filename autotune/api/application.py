@@ -17,15 +17,15 @@ from autotune.api import catalog, fleet, operation, plans, tunings
 from autotune.api.access import Gate
 from autotune.api.metrics import Liveness, Metrics
 from autotune.api.openapi import document
-from autotune.api.parts import Parts, Streams
+from autotune.api.parts import Parts, Placed, Streams
 from autotune.api.problems import add_handlers
 from autotune.api.server import Edge
 from autotune.api.sharing import Cache, Combiner, Shared, size_bytes
+from autotune.errors import StoreConflictError
 
 if TYPE_CHECKING:
-    from autotune.errors import StoreConflictError
     from autotune.fleet.service import FleetService
-    from autotune.ports.fleet import FleetStore, Submission, Submitted
+    from autotune.ports.fleet import FleetStore, Submission
 
 DEFAULT_RATE = "6000/minute"
 """Requests of one principal: far more than people and scripts need, and few enough that no client takes up the API."""
@@ -86,8 +86,14 @@ def create_app(
         assert isinstance(route, APIRoute)
         route.operation_id = route.unique_id = route.name
 
-    def store_all(submissions: Sequence[Submission]) -> Sequence[Submitted | StoreConflictError]:
-        return store.submit_tunings(submissions)
+    def store_all(submissions: Sequence[Submission]) -> Sequence[Placed | StoreConflictError]:
+        answers = store.submit_tunings(submissions)
+        taken = [answer[0].id for answer in answers if not isinstance(answer, StoreConflictError)]
+        places = store.queue_places(taken)
+        return [
+            answer if isinstance(answer, StoreConflictError) else (*answer, places.get(answer[0].id))
+            for answer in answers
+        ]
 
     def begin_all(tuning_ids: Sequence[str]) -> Sequence[bool]:
         return [service.begin()] * len(tuning_ids)

@@ -112,7 +112,7 @@ _TUNING: dict[str, Any] = {
     "updated_at": _LATER,
 }  # fmt: skip
 _SUBMITTED: dict[str, Any] = {
-    "tuning": _ID, "created": True, "state": "queued", "message": "",
+    "tuning": _ID, "created": True, "state": "queued", "message": "", "place": 3,
     "request": _TUNING | {"state": "queued", "gpu_s_spent": 0.0, "updated_at": _TIME},
 }  # fmt: skip
 _ROW: dict[str, Any] = {
@@ -150,6 +150,16 @@ _FRAMEWORKS: list[dict[str, Any]] = [
         "tokens_per_s_per_gpu": None,
     },
 ]  # fmt: skip
+_FINDINGS: list[dict[str, Any]] = [
+    {
+        "rule": "little-headroom", "severity": "warning",
+        "text": "it needs 70.1 of the 72.6 GiB that can be used: P(fits) is 71%",
+        "remedy": "recompute more, or a smaller micro-batch (most of it are activations), or measure it before a long "
+        "run",
+        "figures": {"p_fits": 0.71, "needed_bytes": 75269677056.0, "usable_bytes": 77953731379.2}, "where": "",
+        "source": "estimate",
+    }
+]  # fmt: skip
 _FOUND: dict[str, Any] = {
     "tuning": _ID, "state": "done", "model": "mine-7b", "cluster": "blue", "workload": _WORKLOAD, "best": _BEST,
     "measured_at": _LATER, "fingerprint_key": _FINGERPRINT,
@@ -159,7 +169,7 @@ _FOUND: dict[str, Any] = {
         "collective_library": "nccl 2.28.9", "torch": "2.11.0", "python": "3.12.3",
     },
     "runner_up": {"plan": _OTHER_PLAN, "tokens_per_s_per_gpu": 3120.0, "interval": [3101.0, 3139.5], "repeats": 2},
-    "frameworks": _FRAMEWORKS,
+    "frameworks": _FRAMEWORKS, "findings": _FINDINGS,
     "launch": {
         "target": "megatron", "version": "0.19",
         "argv": ["torchrun", "--nproc-per-node", "8", "pretrain_gpt.py", "--tensor-model-parallel-size", "2"],
@@ -217,7 +227,8 @@ ANSWERS: dict[str, Any] = {
     "Submitted": _SUBMITTED,
     "TuningAnswer": {
         "tuning": _ID, "state": "searching", "stop_reason": "", "sampler": "plan", "best": _BEST,
-        "explanation": _EXPLANATION, "trials": [_TRIAL], "gpu_s_spent": 3168.0, "frameworks": [], "place": None,
+        "explanation": _EXPLANATION, "trials": [_TRIAL], "gpu_s_spent": 3168.0, "frameworks": [], "findings": [],
+        "place": None,
         "request": _TUNING,
     },
     "TrialPage": {"trials": [_TRIAL], "next": None},
@@ -240,7 +251,7 @@ ANSWERS: dict[str, Any] = {
     "PlansAnswer": {
         "model": "mine-7b", "cluster": "blue", "devices": 16, "workload": _WORKLOAD, "legal": 14208, "fitting": 9120,
         "seconds": 0.05, "estimates_per_s": 510000.0, "basis": "catalog",
-        "frameworks": [{**_FRAMEWORKS[0], "tokens_per_s_per_gpu": None}],
+        "frameworks": [{**_FRAMEWORKS[0], "tokens_per_s_per_gpu": None}], "findings": _FINDINGS,
         "plans": [{"plan": _PLAN, "estimate": _ESTIMATE | {"basis": "catalog"}, "alike": 12}],
     },
     "ModelSpec": MODEL,

@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING, TypeAlias, cast
 
 from fastapi import Request
 
@@ -15,7 +15,11 @@ if TYPE_CHECKING:
     from autotune.api.metrics import Liveness, Metrics
     from autotune.api.sharing import Cache, Combiner, Shared
     from autotune.fleet.service import FleetService
-    from autotune.ports.fleet import FleetStore, Submission, Submitted
+    from autotune.ports.fleet import FleetStore, Submission
+    from autotune.specs import Tuning
+
+Placed: TypeAlias = "tuple[Tuning, bool, int | None]"
+"""A tuning, whether it was created now, and its place while it is queued."""
 
 
 class Streams:
@@ -42,7 +46,9 @@ class Streams:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Parts:
-    """Made once by the app. `submissions` stores requests that come together, `beginnings` sends new tunings on."""
+    """Made once by the app. `submissions` stores requests that come together, and tells each its place in the queue;
+    `beginnings` sends new tunings on.
+    """
 
     store: FleetStore
     service: FleetService
@@ -51,7 +57,7 @@ class Parts:
     answers: Cache
     estimates: Cache
     shared: Shared
-    submissions: Combiner[Submission, Submitted]
+    submissions: Combiner[Submission, Placed]
     beginnings: Combiner[str, bool]
     streams: Streams
     liveness: Liveness

@@ -187,7 +187,7 @@ def _ranked(
                 model_spec, cluster_spec, workload, space, profile=profile, limit=top, distinct=not every,
                 refusal=export_refusal(model_spec, cluster_spec, workload),
             )  # fmt: skip
-        return Json.of(ranking_data(model_spec, cluster_spec, workload, ranking))
+        return Json.of(ranking_data(model_spec, cluster_spec, workload, ranking, profile))
 
     body: bytes = parts.answers.get(("plans", *digests, top, every), compute)
     return body

@@ -160,7 +160,8 @@ class TuningRequest(Spec):
     """What is to be tuned.
 
     `model` and `cluster` are names, or whole specs. `cluster` names a pool of nodes, `nodes` how many of them the
-    training would use (default: all of the cluster). Without a budget 24 trials are run at most.
+    training would use (default: all of the cluster). Without a budget 24 trials are run at most. `command` names a
+    program that the cluster's nodes offer, which then runs the trials.
     """
 
     model: Annotated[Name | ModelSpec, _whole(ModelSpec, "body: model")]
@@ -172,6 +173,7 @@ class TuningRequest(Spec):
     seed: Annotated[int, Field(ge=0, lt=2**53)] = 0  # what every reader of JSON has exactly (RFC 8259, section 6)
     cold: bool = False
     sampler: SamplerName = SamplerName.PLAN
+    command: Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,99}$")] | None = None
 
     @model_validator(mode="after")
     def _check(self) -> Self:

@@ -34,16 +34,17 @@ from autotune.api.requests import (
     page,
 )
 from autotune.api.sharing import require_bounded
+from autotune.fleet.eligibility import offer_in
 from autotune.fleet.keys import LOCAL
 from autotune.fleet.service import submission_of
-from autotune.search.space import Runtime
-from autotune.specs import ClusterSpec, ModelSpec, Role, Tuning, TuningState, Workload
+from autotune.search.space import runtime_of
+from autotune.specs import ClusterSpec, ModelSpec, Role, Space, Tuning, TuningState, Workload
 from autotune.tuning.report import submitted_answer, trial_data, tuning_answer, tuning_row
 
 router = APIRouter(route_class=GuardedRoute, tags=["tunings"])
 
 LOCATION = {"Location": "The tuning's path."}
-JUDGED = {"model", "cluster", "nodes", "workload", "space"}
+JUDGED = {"model", "cluster", "nodes", "workload", "space", "command"}
 """Of a request: what decides whether it can lead to a plan."""
 
 MAX_SHARED_BYTES = 2**13
@@ -78,12 +79,12 @@ async def submit(
     model = given_model(body.model)
     if model is None:
         model = await run_in_threadpool(find_model, parts.store, body.model)
-    cluster, workload = await _meant(parts, body, model)
+    cluster, workload, space = await _meant(parts, body, model)
     submission = submission_of(
         model,
         cluster,
         workload,
-        space=body.space,
+        space=space,
         budget=body.budget,
         seed=body.seed,
         cold=body.cold,
@@ -91,11 +92,12 @@ async def submit(
         principal=principal.name,
         idempotency_key=idempotency_key,
     )
-    tuning, created = await parts.submissions.ask(submission)
+    tuning, created, place = await parts.submissions.ask(submission)
     # It is stored: nobody waits until the broker has taken the message, least of all while it is away.
     begin = BackgroundTask(parts.beginnings.ask, tuning.id) if created else None
     location = {"Location": f"/tunings/{tuning.id}"}
-    return Json(submitted_answer(tuning, created=created), 201 if created else 200, location, background=begin)
+    told = submitted_answer(tuning, created=created, place=place)
+    return Json(told, 201 if created else 200, location, background=begin)
 
 
 @router.get("/tunings", responses=answer(200, TuningPage))
@@ -147,7 +149,7 @@ def cancel_tuning(
     if tuning.state.ended and tuning.state is not TuningState.CANCELLED:
         raise HTTPException(409, f"it has ended already ({tuning.state.value})")
     tuning = parts.service.cancel(tuning.id, principal.name, also=LOCAL if is_admin else None, force=force)
-    return Json(submitted_answer(tuning, created=False))
+    return Json(submitted_answer(tuning, created=False, place=_places(parts, [tuning]).get(tuning.id)))
 
 
 @router.get("/tunings/{tuning_id}/trials", responses=answer(200, TrialPage) | problems(404))
@@ -181,23 +183,30 @@ async def stream_events(request: Request, tuning_id: PathId, last_event_id: Last
     return await event_stream(parts_of(request), principal, tuning_id, after=last_event_id or 0)
 
 
-async def _meant(parts: Parts, body: TuningRequest, model: ModelSpec) -> tuple[ClusterSpec, Workload]:
-    """The cluster and the workload of a request that can lead to a plan; judged once for all who ask at the same time.
+async def _meant(parts: Parts, body: TuningRequest, model: ModelSpec) -> tuple[ClusterSpec, Workload, Space]:
+    """What a request means that can lead to a plan: cluster, workload, space. Judged once for all who ask at a time.
 
     The model is found before: what was stored a moment ago is what is tuned.
     """
     judged = body.model_copy(update={"model": model}).model_dump_json(include=JUDGED)
 
-    def judge() -> tuple[ClusterSpec, Workload]:
+    def judge() -> tuple[ClusterSpec, Workload, Space]:
         cluster = find_cluster(parts.store, body.cluster, body.nodes)
-        workload = find_workload(model, cluster, body.workload)
-        require_bounded(parts.answers, model, cluster, workload, Runtime.TORCH)
-        parts.service.check(model, cluster, workload, body.space)
-        return cluster, workload
+        workload, space = find_workload(model, cluster, body.workload), body.space
+        if body.command is not None:
+            offer = offer_in(parts.store.nodes(cluster.name), body.command, cluster.nodes)
+            offer.check_model(model)
+            given = {name for name, value in body.workload if value is not None}
+            workload, space = offer.workload_of(workload, given=given), offer.narrowed(space)
+        require_bounded(parts.answers, model, cluster, workload, runtime_of(workload))
+        parts.service.check(model, cluster, workload, space)
+        return cluster, workload, space
 
     if len(judged) > MAX_SHARED_BYTES:  # thousands of these would fill the memory
         return await run_in_threadpool(judge)
-    found: tuple[ClusterSpec, Workload] = await parts.shared.get(("asked", judged), lambda: run_in_threadpool(judge))
+    found: tuple[ClusterSpec, Workload, Space] = await parts.shared.get(
+        ("asked", judged), lambda: run_in_threadpool(judge)
+    )
     return found
 
 

@@ -196,9 +196,16 @@ def _outcome(repeats: Sequence[Run]) -> Outcome:
 
 def network_readings(rows: Sequence[Run]) -> list[CollectiveReading]:
     """What one collective probe before the search would have read: the median over the group's rows."""
-    cluster, found = rows[0].cluster, []
     one_node = [item for run in rows if (item := run.one_node_busbw_bytes_per_s) is not None]
     all_ranks = [item for run in rows if (item := run.all_ranks_busbw_bytes_per_s) is not None]
+    return median_readings(rows[0].cluster, one_node, all_ranks)
+
+
+def median_readings(
+    cluster: ClusterSpec, one_node: Sequence[float], all_ranks: Sequence[float]
+) -> list[CollectiveReading]:
+    """All-reduces at the median bus bandwidths (bytes/s) among the ranks of a node and among all of them."""
+    found = []
     if cluster.nodes == 1:
         one_node, all_ranks = one_node or all_ranks, []
     for size, values in ((cluster.gpus_per_node, one_node), (cluster.devices, all_ranks)):

@@ -12,6 +12,7 @@ from scipy.stats import kendalltau
 
 from autotune.backtest.groups import Group
 from autotune.backtest.runs import RunStatus
+from autotune.cost.estimate import NINETY_PERCENT
 from autotune.cost.table import Floats
 from autotune.specs import DeviceKind
 
@@ -42,6 +43,7 @@ class Forecast:
 
     Args:
         tokens_per_s_per_gpu: predicted, [plans].
+        log_sd: standard deviation of its logarithm, [plans].
         peak_bytes: predicted peak that counts against the device's memory, [plans].
         fits: whether it is believed to fit (probability of at least one half), [plans].
         safe: whether it is believed to fit safely (search.peaks.SAFE), [plans].
@@ -49,6 +51,7 @@ class Forecast:
     """
 
     tokens_per_s_per_gpu: Floats
+    log_sd: Floats
     peak_bytes: Floats
     fits: NDArray[np.bool_]
     safe: NDArray[np.bool_]
@@ -68,6 +71,7 @@ class Accuracy:
         regret_top3: the same for the best of the first three.
         kendall: Kendall's tau-b of predicted and measured speed over the ok plans.
         mape: mean |predicted / measured step time - 1| over the ok plans.
+        coverage: share of the ok plans whose speed is within the interval that holds it with 90 %.
         mem_mape: mean |predicted / measured peak - 1| over the ok plans whose reserved peak is known.
         oom_recall: share of the plans that ran out of memory that were predicted not to fit safely.
         oom_false_alarm: share of the ok plans that were predicted not to fit safely.
@@ -77,6 +81,7 @@ class Accuracy:
     regret_top3: float
     kendall: float | None
     mape: float | None
+    coverage: float | None
     mem_mape: float | None
     oom_recall: float | None
     oom_false_alarm: float | None
@@ -120,6 +125,7 @@ def accuracy_of(group: Group, forecast: Forecast) -> Accuracy:
         regret_top3=_regret(group, forecast, 3),
         kendall=None if np.isnan(tau) else tau,
         mape=_mean(np.abs(speeds / predicted - 1.0)),
+        coverage=_mean(np.abs(np.log(speeds / predicted)) <= NINETY_PERCENT * forecast.log_sd[ok]),
         mem_mape=_mean(np.abs(forecast.peak_bytes[known] / peaks[known] - 1.0)),
         oom_recall=_mean(~forecast.safe[oom]),
         oom_false_alarm=_mean(~forecast.safe[ok]),

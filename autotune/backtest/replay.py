@@ -12,7 +12,7 @@ from autotune.backtest.metrics import Forecast, Walk, walk_of
 from autotune.backtest.runs import RunStatus
 from autotune.cost.calibrate import fit_profile
 from autotune.cost.capacity import MAY_FIT
-from autotune.cost.framework import framework_of
+from autotune.cost.framework import FRAMEWORKS, framework_of
 from autotune.cost.table import PlanTable
 from autotune.search import transfer as transfers
 from autotune.search.core import Search
@@ -47,14 +47,24 @@ class Replay:
         group: the runs.
         transfers: what other groups taught.
         learning: the parts of our search that learn.
+        told: whether the search is told which framework made the runs, and what was checked on them.
+        read: whether it gets the group's collective readings.
     """
 
     def __init__(
-        self, group: Group, transfers: Sequence[TransferObservation] = (), learning: Learning = EVERYTHING
+        self,
+        group: Group,
+        transfers: Sequence[TransferObservation] = (),
+        learning: Learning = EVERYTHING,
+        *,
+        told: bool = True,
+        read: bool = True,
     ) -> None:
-        self.group, self._transfers, self._learning = group, transfers, learning
+        self.group, self._transfers, self._learning, self._told = group, transfers, learning, told
         self._table = PlanTable.of(group.plans)
-        self._profile = fit_profile(group.cluster, "runs file", group.readings, [], []) if group.readings else None
+        self._profile = (
+            fit_profile(group.cluster, "runs file", group.readings, [], []) if group.readings and read else None
+        )
         self._index = {plan: i for i, plan in enumerate(group.plans)}
 
     def run(self, sampler: SamplerName, *, seed: int, most: int | None, least: int, tell: bool = True) -> Replayed:
@@ -90,10 +100,11 @@ class Replay:
         """
         search = self.search(taught=taught)
         for i in told:
-            search.tell(self.group.outcomes[i].plan, self.group.result(i))
+            search.tell(self.group.outcomes[i].plan, self.group.result(i), final=True)
         posterior = search.posterior()
         return Forecast(
             tokens_per_s_per_gpu=np.exp(posterior.log_mean),
+            log_sd=posterior.log_sd,
             peak_bytes=posterior.peak_bytes,
             fits=posterior.p_fits >= MAY_FIT,
             safe=posterior.p_fits >= SAFE,
@@ -110,7 +121,7 @@ class Replay:
             plans=self._table,
             profile=self._profile,
             transfers=self._transfers if taught else (),
-            framework=framework_of(group.source),
+            framework=framework_of(group.source) if self._told else tuple(FRAMEWORKS.values()),
             learning=self._learning,
         )
 
@@ -118,7 +129,7 @@ class Replay:
         outcomes = self.group.outcomes
         if sampler is SamplerName.PLAN:
             search = self.search(taught=True)
-            return search.ask, lambda i: search.tell(outcomes[i].plan, self.group.result(i))
+            return search.ask, lambda i: search.tell(outcomes[i].plan, self.group.result(i), final=True)
         other = alternative(sampler, self.group.plans, seed=seed)
         return other.ask, lambda i: other.tell(outcomes[i].plan, outcomes[i].tokens_per_s_per_gpu or None)
 

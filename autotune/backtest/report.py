@@ -52,6 +52,8 @@ class BacktestSettings:
         train_gpus: with history: learn from groups of the same model and kind of cluster at or under this many GPUs,
             and judge the larger ones only.
         learning: the parts of our search, and of the estimate that is judged, that learn.
+        told: whether the search is told which framework made the runs.
+        read: whether it gets the collective readings.
     """
 
     sampler: SamplerName = SamplerName.PLAN
@@ -62,6 +64,8 @@ class BacktestSettings:
     seed: int = 0
     train_gpus: int | None = None
     learning: Learning = EVERYTHING
+    told: bool = True
+    read: bool = True
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -97,7 +101,13 @@ def backtest(
             on_progress(done, len(judged), group.name)
         taught = teachers(group, groups, limit) if with_history else []
         transfers = merged(transfer for other in taught for transfer in known[id(other)])
-        reports.append(_judge(Replay(group, transfers, settings.learning), settings, len(transfers)))
+        reports.append(
+            _judge(
+                Replay(group, transfers, settings.learning, told=settings.told, read=settings.read),
+                settings,
+                len(transfers),
+            )
+        )
     return reports
 
 

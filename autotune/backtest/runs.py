@@ -9,7 +9,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import TypeVar
 
-from autotune.backtest.csv_rows import EITHER, CsvRow, read_csv_rows
+from autotune.backtest.csv_rows import EITHER, MAX_ROWS, CsvRow, read_csv_rows
 from autotune.cost.parameters import total_parameters
 from autotune.cost.work import model_flops_per_token
 from autotune.errors import AutotuneError, IllegalPlanError, InputError
@@ -185,23 +185,42 @@ def read_runs(
     """
     runs: list[Run] = []
     skipped: list[Skipped] = []
+    for each in each_run(path, clusters, sources=sources, groups=groups, skip_bad=skip_bad):
+        if isinstance(each, Run):
+            runs.append(each)
+        else:
+            skipped.append(each)
+    return runs, skipped
+
+
+def each_run(
+    path: Path,
+    clusters: Clusters,
+    *,
+    sources: Sequence[str] = (),
+    groups: Sequence[str] = (),
+    skip_bad: bool = False,
+    most: float = MAX_ROWS,
+) -> Iterator[Run | Skipped]:
+    """What `read_runs` gives, row by row: only one is in memory. Raises InputError for more than `most`, too."""
     seen: dict[str, set[str]] = {"source": set(), "group": set()}
-    for csv_row in read_csv_rows(path):
-        seen["source"].add(csv_row.values["source"])
-        seen["group"].add(csv_row.values["group"])
+    for csv_row in read_csv_rows(path, most=most):
+        if sources or groups:
+            seen["source"].add(csv_row.values["source"])
+            seen["group"].add(csv_row.values["group"])
         if (sources and csv_row.values["source"] not in sources) or (groups and csv_row.values["group"] not in groups):
             continue
         try:
-            runs.append(run_of(csv_row, clusters))
+            found: Run | Skipped = run_of(csv_row, clusters)
         except AutotuneError as error:
             if not (skip_bad or isinstance(error, IllegalPlanError)):
                 raise
-            skipped.append(Skipped(where=csv_row.where, reason=str(error)))
+            found = Skipped(where=csv_row.where, reason=str(error))
+        yield found
     for option, wanted, known in (("--source", sources, seen["source"]), ("--group", groups, seen["group"])):
         for name in wanted:
             if name not in known:
                 raise InputError(option, name, "the file has: " + ", ".join(sorted(known)))
-    return runs, skipped
 
 
 def run_of(csv_row: CsvRow, clusters: Clusters) -> Run:

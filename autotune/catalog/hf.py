@@ -6,6 +6,7 @@ from typing import Any
 
 from autotune.catalog.hf_families import FAMILIES, Family
 from autotune.catalog.hf_fields import Fields
+from autotune.catalog.hf_shapes import constants
 from autotune.errors import InputError, UnsupportedModelError
 from autotune.specs import ModelSpec
 
@@ -31,7 +32,7 @@ def from_hf_config(data: dict[str, Any], name: str, what: str = "config.json") -
     model_type, family = _family(text, what)
     config = Fields(text, what)
     quantized = config.value("quantization_config")
-    shape = family.read(config)
+    shape = family.read(config) | {"constants": constants(config)}
     notes = [f"Hugging Face config, {model_type}"]
     if parts:
         notes.append("the language model alone, without " + ", ".join(parts))

@@ -155,6 +155,31 @@ def routing(config: Fields, groups: int = 1, chosen: int = 1) -> Shape:
     return {"expert_nodes": chosen} if limited else {}
 
 
+_EPSILONS = ("rms_norm_eps", "layer_norm_epsilon", "layer_norm_eps", "norm_eps", "norm_epsilon")
+
+
+def constants(config: Fields) -> dict[str, Any]:
+    """What a launch needs beside the shape, of what the config states; the rest is not known."""
+    rope = [each for key in ("rope_parameters", "rope_scaling") if isinstance(each := config.value(key), dict)]
+    stretched = next((each for each in rope if each.get("rope_type", each.get("type")) == "llama3"), {})
+    base = next((each["rope_theta"] for each in rope if "rope_theta" in each), config.value("rope_theta"))
+    score, groups = config.value("scoring_func"), config.value("n_group")
+    found: dict[str, Any] = {
+        "rope_base": base,
+        "rope_scaling": stretched.get("factor"),
+        "norm_epsilon": next((value for key in _EPSILONS if (value := config.value(key)) is not None), None),
+        "router_groups": groups if isinstance(groups, int) and groups > 1 else None,
+        "router_score": score if score in {"softmax", "sigmoid"} else None,
+        "router_bias": True if config.value("topk_method") == "noaux_tc" else None,
+        "router_scale": config.value("routed_scaling_factor"),
+    }
+    return {name: value for name, value in found.items() if _is_constant(value)}
+
+
+def _is_constant(value: object) -> bool:
+    return value is True or (isinstance(value, int | float | str) and not isinstance(value, bool) and bool(value))
+
+
 def latent_mixture(config: Fields, *, shared: int, dense: int, types: bool = True) -> Shape:
     """DeepSeek's multi-head latent attention with its mixtures."""
     no_bias(config, "attention_bias", "mlp_bias")

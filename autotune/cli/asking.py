@@ -25,7 +25,7 @@ Data = dict[str, Any]
 
 ASKABLE = frozenset({"tune", "show", "history", "best", "known", "plan", "cancel", "nodes", "models", "cluster"})
 
-LOCAL_RECORDS = frozenset({"export", "regress", "import", "imports", "db", "estimate"})
+LOCAL_RECORDS = frozenset({"export", "regress", "import", "imports", "db", "estimate", "check"})
 """Commands that answer from records, so that somebody who works with a server may take this machine's for its."""
 
 _server: ContextVar[str] = ContextVar("server", default="")
@@ -162,7 +162,7 @@ class Here:
             *question, space, profile=profile, limit=query["top"], distinct=not query["all"],
             refusal=export_refusal(*question),
         )  # fmt: skip
-        return ranking_data(*question, ranking)
+        return ranking_data(*question, ranking, profile)
 
     def inputs(self, query: Data) -> Inputs:
         """The model, cluster and workload of a question."""

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from autotune.search.residual import Learning
     from autotune.specs import ClusterSpec
 
+_KNOWN = ("framework", "readings")
 _WHICH, _HOW = "Which runs", "How to replay"
 
 
@@ -67,8 +68,9 @@ def backtest(
         list[str] | None,
         option(
             "--without",
-            "calibration|residual|p-fits",
-            "Switch off a part of our learning, to see what it is worth (repeatable).",
+            "calibration|residual|p-fits|framework|readings",
+            "Switch off a part of our learning, or leave the search without the framework's name or the collective "
+            "readings, to see what it is worth (repeatable).",
             panel=_HOW,
         ),
     ] = None,
@@ -101,7 +103,9 @@ def backtest(
         repeat=repeat,
         seed=seed,
         train_gpus=train_gpus,
-        learning=_learning(without or []),
+        learning=_learning([word for word in without or [] if word not in _KNOWN]),
+        told="framework" not in (without or []),
+        read="readings" not in (without or []),
     )
     found, skipped = read_runs(
         runs, clusters_of(cluster, db), sources=source or (), groups=group or (), skip_bad=skip_bad
@@ -128,7 +132,7 @@ def _learning(without: list[str]) -> Learning:
     from autotune.search.residual import Learning
 
     parts = {field.name.replace("_", "-"): field.name for field in fields(Learning)}
-    return Learning(**{parts[_word("--without", word, list(parts))]: False for word in without})
+    return Learning(**{parts[_word("--without", word, [*parts, *_KNOWN])]: False for word in without})
 
 
 def clusters_of(ref: str | None, db: str | None) -> Clusters:
@@ -149,10 +153,12 @@ def clusters_of(ref: str | None, db: str | None) -> Clusters:
 
 def _print(data: dict[str, Any]) -> None:
     columns = ("plans", "ok", "to 95 %", "to 98 %", "first pick", "<status", "regret 1", "regret 3", "Kendall", "MAPE",
-               "mem. MAPE", "OOM recall", "false alarm")  # fmt: skip
+               "coverage", "mem. MAPE", "OOM recall", "false alarm")  # fmt: skip
     settings = data["settings"]
     title = f"Sampler {settings['sampler']}, calibration {settings['calibration']}"
-    if off := [name.replace("_", "-") for name, on in settings["learning"].items() if not on]:
+    off = [name.replace("_", "-") for name, on in settings["learning"].items() if not on]
+    off += [name for name, key in (("framework", "told"), ("readings", "read")) if not settings[key]]
+    if off:
         title += ", without " + " and ".join(off)
     table = output.table(title, "<group", *columns)
     for row in data["groups"]:
@@ -188,5 +194,5 @@ def _accuracy(row: dict[str, Any]) -> list[str]:
         return output.percent_text(row[name])
 
     kendall = "-" if row["kendall"] is None else f"{row['kendall']:.2f}"
-    return [share("regret_top1"), share("regret_top3"), kendall, share("mape"), share("mem_mape"),
+    return [share("regret_top1"), share("regret_top3"), kendall, share("mape"), share("coverage"), share("mem_mape"),
             share("oom_recall"), share("oom_false_alarm")]  # fmt: skip

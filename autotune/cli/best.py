@@ -175,6 +175,7 @@ def _print_best(data: dict[str, Any]) -> None:
         console.print(line, soft_wrap=True)
     for line in [*filter(None, [found["preferred_because"]]), *found["why"]]:
         console.print(line, soft_wrap=True)
+    output.print_findings(data.get("findings", []))
     print_frameworks(data)
 
 

@@ -147,6 +147,8 @@ def _print_imported(source: str, answers: Sequence[dict[str, Any]], *, dry_run: 
     )  # fmt: skip
     if runs:
         console.print(table)
+    if (untold := sum(answer["run_count"] for answer in answers) - len(runs)) > 0:
+        console.print(f"and {untold:,} more runs")
     for answer in answers:
         for note in answer["notes"]:
             console.print(f"note: {note}", soft_wrap=True)
@@ -154,7 +156,7 @@ def _print_imported(source: str, answers: Sequence[dict[str, Any]], *, dry_run: 
 
 
 def _sentence(source: str, answer: dict[str, Any], *, dry_run: bool) -> str:
-    what = f"{answer['file']}: {len(answer['runs'])} runs and {len(answer['readings'])} collective readings"
+    what = f"{answer['file']}: {answer['run_count']:,} runs and {len(answer['readings'])} collective readings"
     if answer["already"]:
         known = answer["already"]
         return (

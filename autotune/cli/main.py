@@ -29,6 +29,7 @@ from autotune.cli import (
     catalog,
     check,
     database,
+    findings,
     fleet,
     imports,
     nodes,
@@ -37,6 +38,7 @@ from autotune.cli import (
     plans,
     probe,
     regress,
+    trace,
     tune,
     tunings,
 )
@@ -56,8 +58,10 @@ _FLEET = "Fleet"
 app.command("tune", rich_help_panel=_TUNE)(tune.tune)
 probe.app.command("check")(check.check)
 app.add_typer(probe.app, name="probe", rich_help_panel=_TUNE)
+app.command("trace", rich_help_panel=_TUNE)(trace.trace)
 app.command("plan", rich_help_panel=_PLAN)(plan.plan)
 app.command("estimate", rich_help_panel=_PLAN)(plan.estimate)
+app.command("check", rich_help_panel=_PLAN)(findings.check)
 app.command("backtest", rich_help_panel=_RECORDS)(backtest.backtest)
 app.command("best", rich_help_panel=_RECORDS)(best.best)
 app.add_typer(best.app, name="known", rich_help_panel=_RECORDS)

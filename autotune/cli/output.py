@@ -278,6 +278,14 @@ def workload_text(workload: Mapping[str, Any]) -> str:
     return f"sequence {workload['seq_len']}, {workload['global_batch']} sequences a step, {workload['dtype']}{said}"
 
 
+def print_findings(found: Sequence[Mapping[str, Any]]) -> None:
+    """Findings of a plan (explain.findings as plain data), a line each."""
+    for each in found:
+        where = f" ({each['where']})" if each["where"] else ""
+        line = f"{each['severity']} {each['rule']}{where}: {each['text']}. Remedy: {each['remedy']}"
+        console().print(line, soft_wrap=True, markup=False)
+
+
 def moment_text(moment: str, *, seconds: bool = False) -> str:
     """A moment of an answer for people, to the minute or the second."""
     return moment[: 19 if seconds else 16].replace("T", " ")

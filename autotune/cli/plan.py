@@ -177,7 +177,9 @@ def _print_explained(
         one = (EstimatedPlan(plan=chosen, estimate=found),)
         ranking = Ranking(legal=1, fitting=int(found.fits), seconds=seconds, estimates_per_s=1 / seconds, plans=one)
     first = ranking.plans[0].plan
-    data = ranking_data(*question, ranking) | (explained(setting, first, asked=chosen is not None) if explain else {})
+    data = ranking_data(*question, ranking, setting.profile) | (
+        explained(setting, first, asked=chosen is not None) if explain else {}
+    )
     if as_json:
         output.print_json(data)
         return 0 if ranking.fitting else NothingFitsError.exit_code
@@ -214,6 +216,9 @@ def _print_ranking(data: dict[str, Any]) -> None:
             "counts the others, and --all lists them."
         )
     print_frameworks(data)
+    if data.get("findings", []):
+        console.print("Of the first plan (autotune check judges any):")
+    output.print_findings(data.get("findings", []))
     console.print(
         f"{data['legal']:,} legal plans, {data['fitting']:,} estimated to fit; {data['seconds']:.2f} s, "
         f"{data['estimates_per_s']:,.0f} estimates/s"

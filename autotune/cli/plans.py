@@ -53,20 +53,22 @@ def import_plan(
         model=None if model is None else read_model(model, db),
         devices=devices,
         facts={name: value for name, value in facts.items() if value is not None},
-        variables=dict(map(_variable, variables or [])),
+        variables=dict(map(read_variable, variables or [])),
     )
-    found = imported(framework, file, _text(file), given)
+    found = imported(framework, file, read_file(file), given)
     output.tell(found.to_data(), lambda: _print(found), as_json=as_json)
 
 
-def _variable(text: str) -> tuple[str, str]:
+def read_variable(text: str) -> tuple[str, str]:
+    """A NAME=VALUE of --set. Raises InputError."""
     name, sign, value = text.partition("=")
     if not sign or not name:
         raise InputError("--set", text, "NAME=VALUE")
     return name, value
 
 
-def _text(file: str) -> str:
+def read_file(file: str) -> str:
+    """The text of a file, or of standard input. Raises InputError for what is no text or too long."""
     from autotune.specs.documents import LONGEST_BYTES, read_text
 
     if file != "-":

@@ -311,8 +311,8 @@ def _step_figures(row: dict[str, Any]) -> dict[str, str]:
         "T_comm": f"{seconds(row['t_comm_s'])}, {seconds(row['t_comm_exposed_s'])} exposed",
         "mu = T_comm / T_calc": output.count_text(row["mu"]),
         "MFU": output.percent_text(row["mfu"]),
-        "peak memory of a rank": f"{output.bytes_text(row['peak_allocated_bytes'])} ({row['memory_source']})",
-        "reserved": output.bytes_text(row["peak_reserved_bytes"]),
+        "peak memory of a rank": f"{output.bytes_text(row['peak_allocated_bytes'] or None)} ({row['memory_source']})",
+        "reserved": output.bytes_text(row["peak_reserved_bytes"] or None),
         "loss": f"{losses[0]:.4f} -> {losses[-1]:.4f}" if losses else "-",
         "set-up": seconds(row["setup_s"]),
     }

@@ -234,8 +234,7 @@ def tune_there(
         told = client.submit(_model_there(question["model"]), cluster, nodes=nodes, workload=workload, **how)
         console = output.error_console()
         joined = "" if told["created"] else " (somebody has asked for the same: you share it)"
-        place = client.tuning(told["tuning"])["place"] if told["state"] == "queued" else None
-        where = f", {queue_text(place)}" if place else ""
+        where = f", {queue_text(told['place'])}" if told["place"] else ""
         console.print(f"Tuning {told['tuning']} is {told['state']}{where}{joined}", soft_wrap=True)
         cold = bool(how.get("cold"))
         for line in _cautions(client, cluster if isinstance(cluster, str) else cluster.name, cold=cold):

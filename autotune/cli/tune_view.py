@@ -138,6 +138,6 @@ def leaderboard(ended: Sequence[dict[str, Any]], title: str, rows: int = LEADERB
             *(output.seconds_text(reading[name]) for name in ("step_time_s", "t_calc_s", "t_comm_s")),
             output.seconds_text(reading["t_comm_exposed_s"]),
             output.count_text(reading["mu"]),
-            output.bytes_text(reading["peak_allocated_bytes"]),
+            output.bytes_text(reading["peak_allocated_bytes"] or None),
         )
     return table

@@ -92,6 +92,7 @@ def print_tuning(data: dict[str, Any], *, rows: int | None = None, again: str = 
         soft_wrap=True,
     )
     print_best_reasons(console, data)
+    output.print_findings(data.get("findings", []))
     console.print()
     if again:
         console.print(f"Measure it again:  {again}", soft_wrap=True)
@@ -101,7 +102,7 @@ def print_tuning(data: dict[str, Any], *, rows: int | None = None, again: str = 
 
 def print_frameworks(data: dict[str, Any]) -> None:
     """Which frameworks run the best plan; else why not, and the best of the others that they run. With the command."""
-    found, console = data["frameworks"], output.console()
+    found, console = data.get("frameworks", []), output.console()
     if not found:
         return
     measured = "tuning" in data

@@ -89,6 +89,7 @@ class Client:
         seed: int = 0,
         cold: bool = False,
         sampler: SamplerName = SamplerName.PLAN,
+        command: str | None = None,
         idempotency_key: str | None = None,
     ) -> Data:
         """Asks for a tuning: `tuning` (its id), `created` (false where it joined one that asks for the same), `state`.
@@ -106,6 +107,8 @@ class Client:
             "cold": cold,
             "sampler": sampler.value,
         }
+        if command is not None:
+            body["command"] = command
         if budget is not None:
             body["budget"] = budget.to_data()
         headers = {"Idempotency-Key": idempotency_key or uuid.uuid4().hex}

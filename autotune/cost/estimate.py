@@ -22,7 +22,7 @@ from autotune.cost.network import Network
 from autotune.cost.pieces import PieceModel, runs_ahead
 from autotune.cost.pipeline import stage_slots
 from autotune.cost.speeds import attention_of, peak_flops_per_s, speeds_of
-from autotune.cost.table import BoolColumn, FloatColumn, IntColumn, Layouts, PlanTable, Shapes, pieces
+from autotune.cost.table import BoolColumn, CodeColumn, FloatColumn, IntColumn, Layouts, PlanTable, Shapes, pieces
 from autotune.cost.time import TERMS, TIME_PARTS, Terms, TimeModel
 from autotune.cost.work import model_flops_per_token
 from autotune.errors import IllegalPlanError
@@ -86,6 +86,7 @@ class EstimateTable:
     bytes: BytesColumns
     terms: Terms
     worst_stage: IntColumn
+    zero_stage: CodeColumn
     basis: Basis
     framework: Framework
     network_unread: bool
@@ -276,6 +277,7 @@ def estimate_table(
         bytes=BytesColumns(**peak),
         terms=Terms(**terms),
         worst_stage=stage,
+        zero_stage=table.zero_stage,
         basis=speeds.basis,
         framework=framework,
         network_unread=cluster.nodes > 1 and not (profile and any(fit.crosses_nodes for fit in profile.links)),

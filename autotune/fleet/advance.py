@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import psutil
 
 from autotune.errors import InputError, MissingMeasurementError, NothingFitsError
-from autotune.fleet.eligibility import common_environment, gang_fingerprint, obstacle, too_few
+from autotune.fleet.eligibility import common_environment, gang_fingerprint, lacks_command, obstacle, too_few
 from autotune.fleet.finishing import MAX_JOBS
 from autotune.fleet.scheduling import FAIRNESS_WINDOW
 from autotune.fleet.spending import limit_s
@@ -203,6 +203,8 @@ class Campaign:
         """The pool now. A tuning keeps to the environment that it began in: figures of two are not compared."""
         nodes, now = self._store.nodes(self._own_pool or tuning.pool), self._store.now()
         obstacles = {node.name: obstacle(node, now, tuning.cluster.gpus_per_node) for node in nodes}
+        for node in nodes:
+            obstacles[node.name] = obstacles[node.name] or lacks_command(node, tuning.workload.command)
         environment = next((job.environment_key for job in jobs), "")
         environment = environment or common_environment([node for node in nodes if not obstacles[node.name]])
         for node in nodes:

@@ -6,8 +6,10 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from datetime import datetime
 
+from autotune.errors import InputError, UnknownNameError
 from autotune.ports.fleet import FleetStore
-from autotune.specs import Job, JobPurpose, Node, NodeState
+from autotune.specs import Job, JobPurpose, Node, NodeState, StepRequest
+from autotune.specs.command import CommandOffer
 from autotune.specs.fleet import LOCAL
 
 
@@ -45,9 +47,42 @@ def obstacle_for(job: Job, node: Node, now: datetime) -> str:
         return found
     if node.device.kind is not job.cluster.device.kind or node.device.name != job.cluster.device.name:
         return f"has {node.device.name}, not {job.cluster.device.name}"
+    if missing := lacks_command(node, command_of(job)):
+        return missing
     if job.environment_key and node.environment_key != job.environment_key:
         return "has another environment (driver, libraries or settings)"
     return ""
+
+
+def command_of(job: Job) -> str:
+    """The program that a job runs, by name and digest; empty for our own probes."""
+    return job.request.workload.command if isinstance(job.request, StepRequest) else ""
+
+
+def lacks_command(node: Node, ref: str) -> str:
+    """Why a node may not run a program; empty if it may, or there is none. One process of its own asks its user."""
+    if not ref or node.pool.startswith(LOCAL) or any(offer.ref == ref for offer in node.commands):
+        return ""
+    name = ref.partition("@")[0]
+    has = any(offer.name == name for offer in node.commands)
+    return f"has another command {name} than {ref}" if has else f"has no command {name}"
+
+
+def offer_in(nodes: Sequence[Node], name: str, needed: int) -> CommandOffer:
+    """The program of that name that the most of these nodes offer with the same content.
+
+    Raises:
+        UnknownNameError: none of them offers one.
+        InputError: too few offer the same.
+    """
+    offers = [offer for node in nodes if node.session for offer in node.commands]
+    refs = Counter(offer.ref for offer in offers if offer.name == name)
+    if not refs:
+        raise UnknownNameError("command", name, {offer.name for offer in offers})
+    ref, count = min(refs.items(), key=lambda item: (-item[1], item[0]))
+    if count < needed:
+        raise InputError("command", name, f"{needed} nodes that offer the same of that name; {count} do")
+    return next(offer for offer in offers if offer.ref == ref)
 
 
 def why_waiting(job: Job, nodes: Sequence[Node], leased: Mapping[str, str], now: datetime) -> str:

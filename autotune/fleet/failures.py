@@ -13,6 +13,7 @@
 |               |                                                | a gang were lost        |
 | UNAVAILABLE   | twice                                          | the node without ranks  |
 | SLOW          | twice; then what was measured is the result    | the slow node, at once  |
+| ... alone     | once; the same elsewhere, and it is the plan's | the slow node, at once  |
 
 A process that dies tells little, but an exception may be the plan's or the node's, and the next attempt tells which:
 the same one elsewhere, and it is the plan's; the same one on that node again, where the pool has no other, and the
@@ -24,6 +25,8 @@ holds the cause is found before this, from what the ranks saw; it may be unknown
 
 A node that computes SLOW_RATIO times as long as the others do the same work makes a figure of its own of what the plan
 does. It is quarantined with both figures, so that its health is looked at, and the work is measured again on others.
+A gang of one node has no others: it is compared with what other nodes of its pool computed of late for the same model
+and workload. Plans differ in that by less than SLOW_RATIO; one that does not is as slow on the next node, too.
 """
 
 from __future__ import annotations
@@ -109,6 +112,7 @@ def judge(
     wanted: bool,
     now: datetime,
     calc_s: Mapping[int, float] = MappingProxyType({}),
+    others_s: Mapping[str, float] = MappingProxyType({}),
 ) -> Judgement:
     """What becomes of a job.
 
@@ -120,10 +124,11 @@ def judge(
         wanted: whether its tuning goes on.
         now: the database's clock.
         calc_s: seconds that each rank computed, where it told.
+        others_s: what other nodes of the pool computed for the like, by node; of a job on one node.
     """
     failure = outcome.failure
     if failure is None:
-        slow = slow_nodes(job, calc_s, now)
+        slow = slow_nodes(job, calc_s, now) or slow_alone(job, calc_s, others_s, now)
         if slow and wanted and not job.cancelled and job.attempt < MAX_ATTEMPTS:
             failure = Failure(kind=FailureKind.SLOW, message="; ".join(f"node {i.node}: {i.message}" for i in slow))
             retry = _retry(job, [incident.node for incident in slow], now)
@@ -242,6 +247,29 @@ def slow_nodes(job: Job, calc_s: Mapping[int, float], now: datetime) -> Sequence
             )
             found[node] = NodeIncident(node=node, at=now, kind=FailureKind.SLOW.value, message=message, job_id=job.id)
     return list(found.values())
+
+
+def slow_alone(
+    job: Job, calc_s: Mapping[int, float], others_s: Mapping[str, float], now: datetime
+) -> Sequence[NodeIncident]:
+    """An incident where the only node of a job is SLOW beside what other nodes computed for the like.
+
+    Args:
+        job: with its member.
+        calc_s: seconds that each rank computed, where it told.
+        others_s: the same of other nodes, by node.
+        now: the database's clock.
+    """
+    if job.cluster.nodes > 1 or not calc_s or not others_s:
+        return []
+    mine_s, middle_s, node = median(calc_s.values()), median(others_s.values()), job.members[0].node
+    if not (mine_s > SLOW_RATIO * middle_s > 0.0 and mine_s - middle_s > SLOW_LEAST_S):
+        return []
+    message = (
+        f"computed {mine_s:.3g} s for what takes {len(others_s)} other node{'s' if len(others_s) > 1 else ''} of the "
+        f"pool {middle_s:.3g} s, {mine_s / middle_s:.1f} x as long"
+    )
+    return [NodeIncident(node=node, at=now, kind=FailureKind.SLOW.value, message=message, job_id=job.id)]
 
 
 def _shares_cores(job: Job) -> bool:

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from statistics import median
 
 from autotune.fleet.eligibility import gang_fingerprint
-from autotune.fleet.failures import QUARANTINE_AT, STRAGGLER, STRAGGLES_AT, Judgement, judge, same_work
+from autotune.fleet.failures import QUARANTINE_AT, SLOW_RATIO, STRAGGLER, STRAGGLES_AT, Judgement, judge, same_work
 from autotune.fleet.health import after_health_probe
 from autotune.fleet.scheduling import schedule
 from autotune.fleet.spending import cut_short, retried_within
@@ -33,15 +34,16 @@ class Ending:
 Merge = Callable[[Job], Ending]
 
 
-def finish(store: FleetStore, queue: Queue, job: Job, ending: Ending) -> Job | None:
-    """Ends a REPORTED job; a second call changes nothing and gets None.
+def finish(store: FleetStore, queue: Queue, job: Job, merge: Merge) -> Job | None:
+    """Ends a REPORTED job; a second call changes nothing and gets None. `merge` tells what its members reported.
 
     The result and the retry are one transaction. What follows it (blame, messages, grants of the nodes that are
     free now) may be lost in a crash: a node is then blamed once too little, and a sweep does the rest.
     """
+    ending = merge(job)
     if job.purpose is JobPurpose.HEALTH:
         return _finish_health(store, queue, job, ending)
-    verdict = _judge(store, job, ending)
+    verdict = _judge(store, job, ending, merge)
     ended = store.end_job(
         job.id,
         job.token,
@@ -79,7 +81,7 @@ def warm_nodes(job: Job) -> Sequence[str]:
     return [member.node for member in job.members] if warm else ()
 
 
-def _judge(store: FleetStore, job: Job, ending: Ending) -> Judgement:
+def _judge(store: FleetStore, job: Job, ending: Ending, merge: Merge) -> Judgement:
     tuning = store.tuning(job.tuning_id) if job.tuning_id is not None else None
     if tuning is not None and (cut := cut_short(tuning, job, ending.outcome)) is not None:
         return Judgement(failure=cut, retry=None, incidents=(), cleared=())
@@ -92,8 +94,18 @@ def _judge(store: FleetStore, job: Job, ending: Ending) -> Judgement:
         if job.attempt > 1:
             ended = store.jobs(tuning_id=tuning.id, states={JobState.ENDED}, limit=MAX_JOBS)
             earlier = [each for each in ended if same_work(job, each)]
+    others_s: Mapping[str, float] = {}
+    if job.cluster.nodes == 1 and ending.calc_s and ending.outcome.failure is None:
+        others_s = _of_other_nodes(store, job, ending, earlier, merge)
     verdict = judge(
-        job, ending.outcome, ending.blamed, earlier=earlier, wanted=wanted, now=store.now(), calc_s=ending.calc_s
+        job,
+        ending.outcome,
+        ending.blamed,
+        earlier=earlier,
+        wanted=wanted,
+        now=store.now(),
+        calc_s=ending.calc_s,
+        others_s=others_s,
     )
     if tuning is not None:
         verdict = replace(verdict, retry=retried_within(store, tuning, ending.outcome, verdict.retry))
@@ -102,6 +114,31 @@ def _judge(store: FleetStore, job: Job, ending: Ending) -> Judgement:
     # Ranks that straggle are what the check is about: it names them itself, and needs the same nodes to its end.
     measured = {STRAGGLER, FailureKind.SLOW.value}
     return replace(verdict, incidents=[each for each in verdict.incidents if each.kind not in measured])
+
+
+MAX_ALIKE, LEAST_ALIKE = 12, 2
+"""How many jobs of other nodes a job on one node is compared with: the newest, and no fewer than so many."""
+
+
+def _of_other_nodes(
+    store: FleetStore, job: Job, ending: Ending, earlier: Sequence[Job], merge: Merge
+) -> Mapping[str, float]:
+    """What other nodes computed for the like, in seconds: the median of each node's ranks and jobs.
+
+    Empty where too little is known, or where an earlier attempt was as slow on another node: then it is the plan.
+    """
+    node, found = job.members[0].node, dict[str, list[float]]()
+    for attempt in earlier:
+        if attempt.failure is FailureKind.SLOW and attempt.members[0].node != node:
+            before_s = merge(attempt).calc_s
+            if before_s and median(before_s.values()) < SLOW_RATIO * median(ending.calc_s.values()):
+                return {}
+    for other in store.alike_jobs(job, limit=MAX_ALIKE):
+        if other.members[0].node != node and (calc_s := merge(other).calc_s):
+            found.setdefault(other.members[0].node, []).append(median(calc_s.values()))
+    if sum(map(len, found.values())) < LEAST_ALIKE:
+        return {}
+    return {name: median(times) for name, times in found.items()}
 
 
 MAX_JOBS = 100_000

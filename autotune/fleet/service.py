@@ -149,23 +149,13 @@ class FleetService:
             )
         if tuning.state.ended and tuning.state is not TuningState.CANCELLED:
             raise InputError("tuning", tuning.id, f"it has ended already ({tuning.state})")
-        if not force and not tuning.state.ended:
-            self._require_asker(tuning, principal, also)
-        if also is not None:
-            self._store.withdraw(tuning.id, also)
-        if not self._store.withdraw(tuning.id, principal) and not force:
-            return tuning
-        self._end(tuning.id, TuningState.CANCELLED, f"cancelled by {principal}")
-        self.begin()
-        return self._store.tuning(tuning.id)
-
-    def _require_asker(self, tuning: Tuning, principal: str, also: str | None) -> None:
-        askers = self._store.askers(tuning.id)
-        if askers and not {principal, also} & set(askers):
-            raise StoreConflictError(
-                f"tuning {tuning.id} is wanted by {', '.join(askers)}, not by {principal}: they can take that back, or "
-                "an admin can cancel it by force"
-            )
+        principals = {principal} if also is None else {principal, also}
+        tuning, was_queued = self._store.cancel_tuning(tuning.id, principals, f"cancelled by {principal}", force=force)
+        if was_queued:  # free nodes may have been kept for that
+            self.schedule(tuning.pool)
+        if tuning.state is TuningState.CANCELLED:
+            self.begin()
+        return tuning
 
     def _end(self, tuning_id: str, state: TuningState, reason: str) -> None:
         pool = self._store.end_tuning(tuning_id, state, reason)
@@ -258,7 +248,7 @@ class FleetService:
 
     def finish(self, job: Job) -> Job | None:
         """Ends a job that all its members have reported or been lost from; None if somebody has."""
-        return finish(self._store, self._queue, job, self._merge(job))
+        return finish(self._store, self._queue, job, self._merge)
 
     def sweep(self) -> None:
         """Sends again what is due, ends what was left, and begins what waits."""

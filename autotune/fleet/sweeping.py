@@ -38,7 +38,7 @@ def sweep(store: FleetStore, queue: Queue, merge: Merge, times: FleetTimes) -> N
     StoreAwayError where the database does not answer.
     """
     store.expire_members(grace_s=times.lease_s)
-    _each("end job", store.jobs(states={JobState.REPORTED}), lambda job: finish(store, queue, job, merge(job)))
+    _each("end job", store.jobs(states={JobState.REPORTED}), lambda job: finish(store, queue, job, merge))
     _each("cancel jobs of", store.abandoned_tunings(), store.cancel_jobs)
     _each("send", store.unsent_members(times.unsent_after_s), lambda job: send(queue, job))
     nodes, leased, now = store.nodes(), store.leased_nodes(), store.now()

@@ -57,8 +57,8 @@ def targets() -> tuple[str, ...]:
 
 
 def record_of(name: str) -> FrameworkName:
-    """Whose habits and rules a target has, by its name without a version."""
-    return _RECORDS[name]
+    """Whose habits and rules a target has, by its name without a version: torch's where it has none of its own."""
+    return _RECORDS.get(name, FrameworkName.TORCH)
 
 
 def readable() -> tuple[str, ...]:

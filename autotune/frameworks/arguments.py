@@ -116,8 +116,10 @@ class ExportRequest:
 
     @property
     def facts(self) -> Facts:
-        """All fields of the model, the workload and the plan by name."""
-        return self.model.to_data() | self.workload.to_data() | self.plan.to_data()
+        """All fields of the model, its constants, the workload and the plan by name."""
+        model: dict[str, Any] = self.model.to_data()
+        constants: dict[str, Any] = model["constants"]
+        return model | constants | self.workload.to_data() | self.plan.to_data()
 
     @property
     def micro_batches(self) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -9,7 +10,8 @@ from typing import Any
 from autotune.catalog import models
 from autotune.errors import InputError
 from autotune.frameworks.table import Remainder, Why
-from autotune.specs import ModelSpec, Plan, Workload
+from autotune.specs import Constants, ModelSpec, Plan, Workload
+from autotune.specs.documents import parse_document
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -103,6 +105,18 @@ class ImportedPlan:
         }
 
 
+def document_of(launch: Launch) -> dict[str, Any] | None:
+    """The mapping of a YAML or JSON text, None where it is not one by its name or its beginning. Raises InputError."""
+    beginning = next((line for line in launch.text.splitlines() if line.strip() and not line.startswith("#")), "")
+    named = launch.file.lower().endswith((".yaml", ".yml", ".json"))
+    if not named and re.match(r"\s*\{|[\w.]+:(\s|$)", beginning) is None:
+        return None
+    found = parse_document(launch.text, launch.file)
+    if not isinstance(found, dict):
+        raise InputError(launch.file, type(found).__name__, "a mapping of settings is needed")
+    return found
+
+
 OPTION = {"seq_len": "--seq-len", "global_batch": "--global-batch", "dtype": "--dtype"}
 _CHECKED = ("layers", "hidden", "heads", "kv_heads", "head_dim", "ffn", "gated", "tied", "experts", "top_k",
             "expert_ffn", "norm", "position")  # fmt: skip
@@ -126,7 +140,8 @@ def assembled(
     Args:
         launch: where they are from.
         given: what the user says beside it; it must agree with the facts.
-        facts: by the names of ModelSpec, Workload and Plan; a missing dp is what the devices leave.
+        facts: by the names of ModelSpec, Constants, Workload and Plan; a missing dp is what the devices leave.
+            `experts_tp`, the ranks of an expert, and `micro_batches` of a step may stand for etp and global_batch.
         framework: its name, also that of the workload's unless the facts have one.
         devices: that the file states.
         gpus_per_node: that the file states.
@@ -165,11 +180,16 @@ def _model(launch: Launch, given: Given, facts: Mapping[str, Any]) -> tuple[Mode
                 allowed = f"--model {given.model.name} has {name}={ours}, the file {data[name]}"
                 raise InputError(f"{launch.file}: {name}", data[name], allowed)
         return given.model, []
+    constants = {name: facts[name] for name in Constants.model_fields if facts.get(name) is not None}
+    if "vocab" not in data and all(name in data for name in _SHAPE if name != "vocab"):
+        shape = ModelSpec.from_data({"name": "unnamed", "vocab": 1, **data}, launch.file)
+        if (known := next((each for each in models() if _same(each, shape)), None)) is not None:
+            return known, [f"the model is {known.name} with its vocabulary of {known.vocab}"]
     missing = [name for name in _SHAPE if name not in data]
     if missing:
         allowed = f"the file does not state {', '.join(missing)} of its model: give --model"
         raise InputError(launch.file, None, allowed)
-    data = {"name": f"{data['layers']}x{data['hidden']}", "source": launch.file, **data}
+    data = {"name": f"{data['layers']}x{data['hidden']}", "source": launch.file, "constants": constants, **data}
     found = ModelSpec.from_data(data, launch.file)
     known = next((each for each in models() if _same(each, found)), None)
     if known is None:
@@ -193,6 +213,10 @@ def _plan(launch: Launch, facts: Mapping[str, Any], devices: int | None) -> tupl
         if devices % others:
             raise InputError(launch.file, devices, f"tp * pp * cp = {others} must divide the devices")
         data["dp"] = devices // others
+    if "experts_tp" in facts:  # how wide an expert is; a plan says 0 where that goes without saying
+        placed = {name: data.get(name, 1) for name in ("tp", "pp", "cp", "dp", "ep")}
+        plain = Plan.from_data(placed, launch.file).expert_tp
+        data["etp"] = 0 if plain == facts["experts_tp"] else facts["experts_tp"]
     plan = Plan.from_data(data, launch.file)
     if devices is not None and plan.world_size != devices:
         raise InputError(launch.file, devices, f"tp * pp * cp * dp are {plan.world_size} devices")

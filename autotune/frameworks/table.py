@@ -91,6 +91,8 @@ class Settings:
         """The error of a value that cannot be used, with its place."""
         said = self.said.get(name)
         where = f"{self.file}{f', {said.where}' if said and said.where else ''}: {name}"
+        if said and "$" in str(said.value):
+            allowed = f"{allowed}; the file does not set this variable: give --set NAME=VALUE"
         return InputError(where, said.value if said else None, allowed)
 
     def where(self, name: str) -> str:

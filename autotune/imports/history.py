@@ -3,22 +3,69 @@
 from __future__ import annotations
 
 import csv
+import math
+from array import array
+from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 
 from autotune.backtest.csv_rows import short_lines
-from autotune.backtest.groups import network_readings
-from autotune.backtest.runs import Clusters, Run, RunStatus, read_runs
+from autotune.backtest.groups import median_readings
+from autotune.backtest.runs import Clusters, Run, RunStatus, Skipped, each_run
 from autotune.cost.framework import framework_of
 from autotune.errors import InputError
 from autotune.imports.assembly import COMPARED
 from autotune.specs import Failure, FailureKind, ModelSpec
 from autotune.specs.imported import ImportedReading, ImportedRun
 
+MAX_NOTES = 1000
+MAX_WIRED = 50_000
+"""Groups with readings of the network: those are in memory together, rows are not."""
+
+
+@dataclass(frozen=True, slots=True)
+class RunsFile:
+    """The runs of a runs file, read from it again whenever they are gone through: none stays in memory.
+
+    Raises:
+        InputError: at the end, where the file is not what it was when it was made out to be good.
+    """
+
+    path: Path
+    clusters: Clusters
+    model: ModelSpec | None
+    skip_bad: bool
+    state: tuple[int, int, int]
+
+    def __iter__(self) -> Iterator[ImportedRun]:
+        """One run a row."""
+        for each in each_run(self.path, self.clusters, skip_bad=self.skip_bad, most=math.inf):
+            if isinstance(each, Run):
+                yield _imported(each, self.model)
+        if _state(self.path) != self.state:
+            raise InputError("file", str(self.path), "a file that nobody changes while it is read")
+
+
+class _Wires:
+    """The bandwidths that the rows of a group state."""
+
+    def __init__(self, first: Run) -> None:
+        self.where, self.cluster = first.where, first.cluster
+        self.one_node, self.all_ranks = array("d"), array("d")
+
+    def add(self, run: Run) -> None:
+        for kept, value in (
+            (self.one_node, run.one_node_busbw_bytes_per_s),
+            (self.all_ranks, run.all_ranks_busbw_bytes_per_s),
+        ):
+            if value is not None:
+                kept.append(value)
+
 
 def read(
     path: Path, clusters: Clusters, *, model: ModelSpec | None = None, skip_bad: bool = False
-) -> tuple[list[ImportedRun], list[ImportedReading], list[str]]:
-    """Runs, readings and notes on what was left out.
+) -> tuple[RunsFile, int, list[ImportedReading], list[str]]:
+    """Runs and their number, readings, and notes on what was left out. Every row is looked at, and none kept.
 
     Args:
         path: the CSV file.
@@ -27,20 +74,42 @@ def read(
         skip_bad: leave bad rows out; without it the first one refuses the whole file.
 
     Raises:
-        InputError: a bad row and column; a last row that was cut off.
+        InputError: a bad row and column; a last row that was cut off; too many groups with readings of the network.
     """
     _require_whole(path)
-    rows, skipped = read_runs(path, clusters, skip_bad=skip_bad)
-    runs = [_imported(row, model) for row in rows]
-    by_group: dict[tuple[str, str], list[Run]] = {}
-    for row in rows:
-        by_group.setdefault((row.group, row.cluster.key), []).append(row)
+    count, left_out, notes = 0, 0, []
+    wires: dict[tuple[str, str], _Wires] = {}
+    state = _state(path)
+    for each in each_run(path, clusters, skip_bad=skip_bad, most=math.inf):
+        if isinstance(each, Skipped):
+            left_out += 1
+            if left_out <= MAX_NOTES:
+                notes.append(f"left out: {each.reason}")
+            continue
+        _imported(each, model)
+        count += 1
+        if each.one_node_busbw_bytes_per_s is not None or each.all_ranks_busbw_bytes_per_s is not None:
+            wires.setdefault((each.group, each.cluster.key), _Wires(each)).add(each)
+            if len(wires) > MAX_WIRED:
+                raise InputError(str(path), "more groups", f"at most {MAX_WIRED:,} with readings of the network")
+    if left_out > MAX_NOTES:
+        notes.append(f"left out: {left_out - MAX_NOTES:,} more")
     readings = [
-        ImportedReading(where=group[0].where, cluster=group[0].cluster, reading=reading)
-        for group in by_group.values()
-        for reading in network_readings(group)
+        ImportedReading(where=group.where, cluster=group.cluster, reading=reading)
+        for group in wires.values()
+        for reading in median_readings(group.cluster, group.one_node, group.all_ranks)
     ]
-    return runs, readings, [f"left out: {item.reason}" for item in skipped]
+    return RunsFile(path, clusters, model, skip_bad, state), count, readings, notes
+
+
+def _state(path: Path) -> tuple[int, int, int]:
+    """What changes with a file."""
+    try:
+        found = path.stat()
+    except OSError as error:
+        reason = error.strerror or type(error).__name__
+        raise InputError("file", str(path), f"a readable file is needed ({reason})") from None
+    return found.st_ino, found.st_size, found.st_mtime_ns
 
 
 def _require_whole(path: Path) -> None:

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from itertools import islice, zip_longest
 from typing import Any
 
 from autotune.errors import InputError, StoreConflictError
 from autotune.imports.reading import FileContent, Imported, beginnings
 from autotune.ports.store import Store
 from autotune.specs.imported import ImportBatch, ImportedRun
+
+MAX_TOLD = 1000
+"""Runs that are told one by one."""
 
 
 def keep(
@@ -42,7 +46,8 @@ def keep(
         "stored": twin is None and not dry_run,
         "already": None if twin is None else twin.to_data(),
         "replaces": [] if twin else [item.file_name for item in outdated],
-        "runs": [_run_data(run) for run in read.runs],
+        "runs": [_run_data(run) for run in islice(read.runs, MAX_TOLD)],
+        "run_count": read.run_count,
         "readings": [{"where": item.where, **item.reading.to_data()} for item in read.readings],
         "notes": list(read.notes),
     }
@@ -53,8 +58,8 @@ def _require_same(store: Store, twin: ImportBatch, batch: ImportBatch, read: Imp
     anew = f"`autotune imports --forget {twin.source}` makes room to read it again"
     if named and twin.source != batch.source:
         raise InputError("--source", batch.source, f"{batch.file_name} is stored as {twin.source}; {anew}")
-    kept = [run.model_copy(update={"where": ""}) for run in store.imported_runs(twin.source)]
-    if any(run.model_copy(update={"where": ""}) not in kept for run in read.runs):
+    pairs = zip_longest(read.runs, store.runs_of_import(twin.sha256))
+    if not all(new and kept and new == kept.model_copy(update={"where": new.where}) for new, kept in pairs):
         raise InputError(batch.file_name, "other options", f"it is stored as it was read before; {anew}")
 
 

@@ -35,9 +35,13 @@ class Format(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Imported:
-    """What a file holds, and notes for the user on what was left out and why."""
+    """What a file holds, and notes for the user on what was left out and why.
 
-    runs: Sequence[ImportedRun] = ()
+    `runs` can be gone through again and again; where there are many, they are read from the file each time.
+    """
+
+    runs: Iterable[ImportedRun] = ()
+    run_count: int = 0
     readings: Sequence[ImportedReading] = ()
     notes: Sequence[str] = ()
 
@@ -71,13 +75,13 @@ def read_log(format: Format, name: str, content: Content | str, stated: Stated) 
     run = run_of(log, stated)
     if file.cut is not None:
         log.notes.append(f"line {file.cut} is cut off and left out")
-    return Imported(runs=[run], notes=[f"{name}: {note}" for note in log.notes])
+    return Imported(runs=[run], run_count=1, notes=[f"{name}: {note}" for note in log.notes])
 
 
 def read_table(path: Path, clusters: Clusters, *, model: ModelSpec | None = None, skip_bad: bool = False) -> Imported:
     """A runs file (docs/backtest.md). Raises InputError for the first bad row, unless `skip_bad` leaves them out."""
-    runs, readings, notes = history.read(path, clusters, model=model, skip_bad=skip_bad)
-    return Imported(runs=runs, readings=readings, notes=notes)
+    runs, count, readings, notes = history.read(path, clusters, model=model, skip_bad=skip_bad)
+    return Imported(runs=runs, run_count=count, readings=readings, notes=notes)
 
 
 # A file's identity: the digest of its content, and whether an earlier import is its beginning.

@@ -240,6 +240,11 @@ class FleetStore(KnowledgeStore, Protocol):
         current or the job has ended: a result is stored once.
         """
 
+    def alike_jobs(self, job: Job, *, limit: int) -> Sequence[Job]:
+        """Jobs that went well within the last hour, newest first: of the same purpose, pool, cluster and environment,
+        for the same model and workload; probes of a layer of the same layer alone.
+        """
+
     def cancel_job(self, job_id: str) -> bool:
         """Ends a job of no tuning that is still QUEUED; False if it is not. Raises UnknownNameError."""
 
@@ -269,8 +274,18 @@ class FleetStore(KnowledgeStore, Protocol):
     def submit_tunings(self, submissions: Sequence[Submission]) -> Sequence[Submitted | StoreConflictError]:
         """Does what `submit_tuning` does for several at once, in one transaction; an answer each, in their order."""
 
-    def withdraw(self, tuning_id: str, principal: str) -> bool:
-        """Takes back a principal's interest; True if nobody else is interested any more."""
+    def cancel_tuning(
+        self, tuning_id: str, principals: Collection[str], reason: str, *, force: bool = False
+    ) -> tuple[Tuning, bool]:
+        """Takes back what these principals want. Where nobody else wants it, or by `force`, the tuning is CANCELLED:
+        its queued jobs end now, its granted ones are marked.
+
+        Returns the tuning as it stands then, and whether one of its jobs was queued. One that has ended stays so.
+
+        Raises:
+            UnknownNameError: no such tuning.
+            StoreConflictError: only others want it; not with `force`.
+        """
 
     def askers(self, tuning_id: str) -> Sequence[str]:
         """The principals who want a fleet's tuning, by name."""

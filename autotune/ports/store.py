@@ -5,7 +5,7 @@ Rules that implementers must keep stand in the docstrings; tests/contract checks
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from datetime import datetime
 from typing import Protocol
 
@@ -163,8 +163,8 @@ class Store(Protocol):
     def save_import(
         self,
         batch: ImportBatch,
-        runs: Sequence[ImportedRun],
-        readings: Sequence[ImportedReading],
+        runs: Iterable[ImportedRun],
+        readings: Iterable[ImportedReading],
         *,
         replaces: Sequence[str] = (),
     ) -> None:
@@ -175,6 +175,9 @@ class Store(Protocol):
 
     def imports(self) -> Sequence[ImportBatch]:
         """All imported files, oldest first."""
+
+    def runs_of_import(self, sha256: str) -> Iterator[ImportedRun]:
+        """The runs of one imported file, in its order, a few at a time."""
 
     def imported_runs(self, source: str) -> Sequence[ImportedRun]:
         """All runs of a source of imports, in the order of their import. Raises UnknownNameError for an unknown one.

@@ -74,6 +74,7 @@ def _configuration() -> dict[str, Any]:
         "task_acks_late": True,
         "task_reject_on_worker_lost": True,
         "worker_prefetch_multiplier": 1,
+        "worker_consumer": "autotune.queue.consumer:StrictConsumer",
         # What measures goes on measuring while Redis is away; its message may come again and will be dropped.
         "worker_cancel_long_running_tasks_on_connection_loss": False,
         "broker_connection_retry_on_startup": True,

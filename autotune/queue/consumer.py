@@ -3,7 +3,7 @@
 Kombu and Celery trust what is in their queues: an envelope that is no JSON, a header that is a list or a body that is
 null ends a worker, which gives the message back as it goes, and so on for ever; a compressed body is unpacked whatever
 its size; and a message could ask for time limits, delays and further tasks. Here whatever is not plainly one of our
-tasks is dropped with a line in the log, before kombu has seen more of it than its bytes.
+tasks is dropped, before kombu has seen more of it than its bytes. So is a task of another kind of worker.
 """
 
 from __future__ import annotations
@@ -12,14 +12,18 @@ import base64
 import json
 import logging
 import re
+import time
+from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
 from celery import bootsteps
+from celery.worker.consumer import Consumer
 from celery.worker.state import reserved_requests
 from kombu.transport import redis
 
-from autotune.queue.app import TaskName
+from autotune.errors import InputError
+from autotune.queue.app import TaskName, read_payload
 
 log = logging.getLogger("autotune.consumer")
 
@@ -31,6 +35,34 @@ _NOT_USED = ("eta", "expires", "group", "group_index", "shadow", "compression")
 _EMPTY = {"timelimit": (None, [None, None]), "retries": (None, 0), "stamps": (None, {})}
 
 
+class Dropped:
+    """Counts what is dropped, and tells of it once in ten seconds: whoever forges messages cannot fill a log."""
+
+    EVERY_S, MAX_REASONS = 10.0, 20
+
+    def __init__(self) -> None:
+        self._untold: Counter[str] = Counter()
+        self._tell_at_s = 0.0
+
+    def note(self, reason: str) -> None:
+        """One more message was dropped."""
+        known = reason in self._untold or len(self._untold) < self.MAX_REASONS
+        self._untold[reason if known else "other reasons"] += 1
+        self.tell()
+
+    def tell(self) -> None:
+        """Tells of what was dropped since the last time, unless that was a moment ago; called every few seconds."""
+        if not self._untold or time.monotonic() < self._tell_at_s:
+            return
+        self._tell_at_s = time.monotonic() + self.EVERY_S
+        reasons = "; ".join(f"{count} x {reason}" for reason, count in self._untold.most_common())
+        log.warning("dropped %d messages: %s", self._untold.total(), reasons)
+        self._untold.clear()
+
+
+DROPPED = Dropped()
+
+
 class StrictQoS(redis.QoS):
     """What was delivered and not acknowledged."""
 
@@ -39,7 +71,7 @@ class StrictQoS(redis.QoS):
         try:
             super().restore_by_tag(tag, client, leftmost)  # type: ignore[no-untyped-call]
         except (ValueError, TypeError, RecursionError) as error:
-            log.warning("dropped a message that was not acknowledged: %s", type(error).__name__)
+            DROPPED.note(f"it was not acknowledged and cannot be read ({type(error).__name__})")
             self._remove_from_indices(tag).execute()  # type: ignore[no-untyped-call]
 
 
@@ -64,7 +96,7 @@ def _accepted(popped: Sequence[bytes] | None, **_: Any) -> Sequence[bytes] | Non
     """What a queue gave, if it is one of our messages; None, as of an empty queue, if not."""
     fault = fault_of(popped[1]) if popped else ""
     if fault:
-        log.warning("dropped a message: %s", fault)
+        DROPPED.note(fault)
     return None if fault else popped
 
 
@@ -100,7 +132,7 @@ def _fault_of_headers(headers: dict[str, Any]) -> str:
     if not isinstance(task, str) or not _is_id(headers.get("id")):
         return "it names no task"
     if task not in set(TaskName):
-        return f"there is no task {task[:80]!r}"
+        return f"there is no task {task[:40]!r}"
     if any(headers.get(name) is not None for name in _NOT_USED):
         return "it is compressed, or asks for a delay, a group or the like"
     if any(headers.get(name) not in allowed for name, allowed in _EMPTY.items()):
@@ -129,11 +161,27 @@ def _fault_of_body(envelope: dict[str, Any]) -> str:
         return "its body is no base64"
     if not (isinstance(body, list) and [type(part) for part in body] == [list, dict, dict]):
         return "its body is no call"
-    return "it asks for further tasks" if any(part is not None for part in body[2].values()) else ""
+    if any(part is not None for part in body[2].values()):
+        return "it asks for further tasks"
+    task = TaskName(envelope["headers"]["task"])
+    try:
+        read_payload(task, body[0], body[1])
+    except InputError:
+        return f"{task} takes other arguments"
+    return ""
 
 
 def _is_id(found: Any) -> bool:
     return isinstance(found, str) and _ID.fullmatch(found) is not None
+
+
+class StrictConsumer(Consumer):  # type: ignore[misc]
+    """Celery's consumer, which drops a task that this kind of worker does not have; without a traceback each."""
+
+    def on_unknown_task(self, body: Any, message: Any, exc: Exception) -> None:
+        """Drops it."""
+        DROPPED.note(f"{message.headers['task']} is for another kind of worker")
+        message.reject_log_error(log, self.connection_errors)
 
 
 _EVERY_S = 2.0
@@ -167,6 +215,7 @@ class PrefetchCheck(bootsteps.StartStopStep):  # type: ignore[misc]
 
     def _look(self, consumer: Any) -> None:
         """Raises ConnectionError, which makes the consumer connect again, at the second look that finds it stuck."""
+        DROPPED.tell()
         is_stuck = not reserved_requests and not consumer.task_consumer.channel.qos.can_consume()
         if is_stuck and self._was_stuck:
             raise ConnectionError("a message that could not be acknowledged is in the way")

@@ -9,6 +9,7 @@ import json
 import pickle
 import signal
 import smtplib
+import socket
 import ssl
 import subprocess
 import sys
@@ -17,6 +18,8 @@ import urllib.request
 from collections.abc import Callable
 from datetime import datetime
 from email.message import EmailMessage, Message
+from functools import partial
+from ipaddress import ip_address, ip_network
 from typing import IO, Any, Protocol
 from urllib.parse import unquote, urlsplit
 
@@ -161,6 +164,46 @@ class _NoRedirects(urllib.request.HTTPRedirectHandler):
         """Follows nothing."""
 
 
+_METADATA = tuple(map(ip_network, ("169.254.0.0/16", "fe80::/10", "fd00:ec2::254/128", "100.100.100.200/32")))
+"""Where clouds answer a machine with its credentials; no receiver of ours is there."""
+
+
+def _connect(address: tuple[str, int], timeout: Any = None, source_address: Any = None) -> socket.socket:
+    """A connection to a host and port, whatever name led there, but to none of _METADATA. Raises OSError."""
+    error: OSError = OSError("its name has no address")
+    for *_, found in socket.getaddrinfo(*address, type=socket.SOCK_STREAM):
+        there = ip_address(str(found[0]).partition("%")[0])
+        if any((getattr(there, "ipv4_mapped", None) or there) in each for each in _METADATA):
+            raise OSError(f"{there} is where machines keep their credentials")
+        try:
+            return socket.create_connection((str(found[0]), int(found[1])), timeout, source_address)
+        except OSError as tried:
+            error = tried
+    raise error
+
+
+class _Http(urllib.request.HTTPHandler):
+    """http:// by way of _connect."""
+
+    def http_open(self, req: urllib.request.Request) -> http.client.HTTPResponse:
+        """The answer."""
+        return self.do_open(partial(_guarded, http.client.HTTPConnection), req)
+
+
+class _Https(urllib.request.HTTPSHandler):
+    """https:// by way of _connect."""
+
+    def https_open(self, req: urllib.request.Request) -> http.client.HTTPResponse:
+        """The answer."""
+        return self.do_open(partial(_guarded, http.client.HTTPSConnection), req)
+
+
+def _guarded(kind: type[http.client.HTTPConnection], host: str, **options: Any) -> http.client.HTTPConnection:
+    made = kind(host, **options)
+    made._create_connection = _connect  # type: ignore[attr-defined]  # what both kinds connect with
+    return made
+
+
 class Webhook:
     """Sends alerts to one URL.
 
@@ -191,7 +234,7 @@ class Webhook:
         }
         request = urllib.request.Request(self._url, data=body, headers=headers, method="POST")
         try:
-            with urllib.request.build_opener(_NoRedirects()).open(request, timeout=SEND_DEADLINE_S):
+            with urllib.request.build_opener(_NoRedirects(), _Http(), _Https()).open(request, timeout=SEND_DEADLINE_S):
                 pass
         except urllib.error.HTTPError as error:
             with error:

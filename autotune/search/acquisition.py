@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
@@ -26,14 +27,14 @@ def choose(posterior: Posterior) -> Choice | None:
     """The row with the largest expected gain per GPU-second; None when nothing is left to run.
 
     Before anything was measured no gain can be told: then the largest throughput at the expected step time (which
-    uncertainty makes longer) x P(fits).
+    uncertainty makes longer) x P(fits and does not crash).
     """
     open_rows = np.flatnonzero(~posterior.barred)
     if not len(open_rows):
         return None
     gain = expected_gain(posterior)
     score = (
-        gain / posterior.trial_gpu_s if posterior.best is not None else np.exp(posterior.log_mean) * posterior.p_fits
+        gain / posterior.trial_gpu_s if posterior.best is not None else np.exp(posterior.log_mean) * posterior.p_pays
     )
     row = int(open_rows[np.argmax(score[open_rows])])
     return Choice(
@@ -45,22 +46,40 @@ def choose(posterior: Posterior) -> Choice | None:
 
 
 def expected_gain(posterior: Posterior) -> Floats:
-    """P(fits) * E[max(0, x / best - 1)] for log-normal x, a plan; inf while there is no best.
+    """P(pays) * E[max(0, x / best - 1)] for log-normal x (or a mixture of such), a plan; inf without a best."""
+    if posterior.best is None:
+        return np.full(len(posterior.log_mean), np.inf)
+    return np.asarray(sum(weight * gain for weight, gain in _gains(posterior, posterior.best)), dtype=np.float64)
+
+
+def gain_left(posterior: Posterior) -> float:
+    """What is expected to be gained in all by who finds out what holds and then runs the best plan; inf without a best.
+
+    Each supposition has a best plan of its own. One trial of one of them gains little on average where each is hardly
+    probable, but together they may be worth a search. At least the largest `expected_gain`, and that where nothing is
+    supposed but one thing.
+    """
+    open_rows = ~posterior.barred
+    if posterior.best is None:
+        return np.inf
+    return float(sum(weight * gain[open_rows].max() for weight, gain in _gains(posterior, posterior.best)))
+
+
+def _gains(posterior: Posterior, best: float) -> Iterator[tuple[float, Floats]]:
+    """(probability, expected gain) under each supposition.
 
     With z = (mu - ln best) / sigma, E[(x/best - 1)+] = exp(mu - ln best + sigma²/2) * Phi(z + sigma) - Phi(z).
     (The Black-Scholes integral; Jones et al. 1998 have the normal case.)
     """
-    if posterior.best is None:
-        return np.full(len(posterior.log_mean), np.inf)
-    ahead = posterior.log_mean - np.log(posterior.best)
-    sd = posterior.log_sd
-    z = ahead / sd
-    gain = np.exp(np.minimum(ahead + 0.5 * sd**2, 50.0)) * ndtr(z + sd) - ndtr(z)
-    return np.asarray(np.maximum(gain, 0.0) * posterior.p_fits, dtype=np.float64)
+    for weight, mean, sd in posterior.suppositions or [(1.0, posterior.log_mean, posterior.log_sd)]:
+        ahead = mean - np.log(best)
+        z = ahead / sd
+        gain = np.exp(np.minimum(ahead + 0.5 * sd**2, 50.0)) * ndtr(z + sd) - ndtr(z)
+        yield weight, np.maximum(gain, 0.0) * posterior.p_pays
 
 
 # An estimate that was never tested on this cluster must not end a search on its own word.
-MIN_TRIALS = 8
+MIN_MEASURED = 3
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -97,7 +116,8 @@ def verdict(posterior: Posterior, budget: Budget, *, trials: int, gpu_s_spent: f
         spent = f"{gpu_s_spent:.0f} of the {budget.gpu_s:.0f} GPU-seconds that the search may use are spent"
         reason = f"{spent}; another trial needs about {cost:.0f}"
         return StopVerdict(stop=True, reason=reason, expected_gain=gain, gpu_s=cost)
-    if gain is not None and gain < budget.min_gain and trials >= MIN_TRIALS:
+    enough = posterior.measured >= MIN_MEASURED and gain_left(posterior) < budget.min_gain
+    if gain is not None and enough:
         reason = f"no plan left is expected to gain {budget.min_gain:.1%} (best {gain:.2%} for {cost:.0f} GPU-seconds)"
         return StopVerdict(stop=True, reason=reason, expected_gain=gain, gpu_s=cost)
     return StopVerdict(stop=False, reason="", expected_gain=gain, gpu_s=cost)

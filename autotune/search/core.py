@@ -10,8 +10,8 @@ print(search.best)
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -20,6 +20,7 @@ from autotune.cost.framework import Framework
 from autotune.cost.table import PlanTable
 from autotune.errors import InputError
 from autotune.search.acquisition import Choice, StopVerdict, choose, verdict
+from autotune.search.physics import Assumed, network_factors, with_network
 from autotune.search.posterior import Observation, Posterior, TransferObservation, believe
 from autotune.search.ranking import RankedPlan, observation, ranking
 from autotune.search.residual import EVERYTHING, Learning, features
@@ -76,6 +77,7 @@ FIRST_SETUP_S = 1.0
 TRIAL_STEPS = sum(StepRequest.model_fields[name].default for name in ("warmup_steps", "min_steps")) + 2
 """Steps of a trial: untimed, timed, and two more until the interval is narrow or for the trace."""
 
+MAY_BE_CHANCE = frozenset({FailureKind.CRASH, FailureKind.HANG, FailureKind.COMMUNICATION})
 NOT_THE_PLANS_FAULT = frozenset({FailureKind.LOST, FailureKind.CANCELLED, FailureKind.UNAVAILABLE})
 
 
@@ -91,7 +93,8 @@ class Search:
         history: earlier trials of the same model, cluster and workload, to learn from.
         transfers: what tunings of other models, sizes or workloads on such a cluster showed of the estimate's errors.
         runtime: whose legality rules hold.
-        framework: whose habits the estimates assume; the workload's by default.
+        framework: whose habits the estimates assume; the workload's by default. Several, where nobody said which of
+            them runs the plans: each counts by how probable it makes what was measured.
         learning: the parts that learn; all of them but for comparison.
 
     Raises:
@@ -110,10 +113,11 @@ class Search:
         history: Sequence[Trial] = (),
         transfers: Sequence[TransferObservation] = (),
         runtime: Runtime = Runtime.TORCH,
-        framework: Framework | None = None,
+        framework: Framework | Sequence[Framework] | None = None,
         learning: Learning = EVERYTHING,
     ) -> None:
-        self.framework, self._learning = framework, learning
+        self._frameworks = tuple(framework) if isinstance(framework, Sequence) else (framework,)
+        self._learning = learning
         self.model, self.cluster, self.workload = model, cluster, workload
         table = plans if isinstance(plans, PlanTable) else PlanTable.of(plans) if plans is not None else None
         if table is None:
@@ -121,12 +125,14 @@ class Search:
         if not len(table):
             raise InputError("plans", 0, "at least one legal plan is needed")
         self.legal = len(table)
-        self.table, self.estimates = self._most_promising(table, profile)
+        self.table, self._assumed = self._most_promising(table, profile)
+        self.estimates = self._assumed[0].estimates
         self._points = features(self.table)
         self._transfers = tuple(transfers)
         self._asked: list[Plan] = []
         self._told: list[Observation] = []
         self._setups: list[float] = []
+        self._believed: tuple[tuple[int, tuple[Plan, ...], int], Posterior] | None = None
         for trial in history:
             if trial.reading is not None and not trial.reading.pruned:
                 self._told.append(observation(trial.plan, trial.reading, cluster))
@@ -134,18 +140,31 @@ class Search:
                 self._told.append(Observation(plan=trial.plan, out_of_memory=True))
         self._history = len(self._told)
 
-    def _most_promising(self, table: PlanTable, profile: Profile | None) -> tuple[PlanTable, EstimateTable]:
-        if len(table) > MAX_CANDIDATES:
-            worth = np.empty(len(table))
-            for start in range(0, len(table), PIECE_ROWS):  # the estimates of all would fill the memory
-                piece = slice(start, start + PIECE_ROWS)
-                found = self._estimates(table.take(piece), profile)
-                worth[piece] = found.tokens_per_s_per_gpu * np.maximum(found.p_fits, 0.1)
-            table = table.take(np.argsort(-worth, kind="stable")[:MAX_CANDIDATES])
-        return table, self._estimates(table, profile)
+    def _most_promising(self, table: PlanTable, profile: Profile | None) -> tuple[PlanTable, list[Assumed]]:
+        most = MAX_CANDIDATES // len(self._frameworks)
+        if len(table) > most:
+            worth = np.zeros(len(table))  # by the framework that makes most of a plan, over its own best plan
+            for framework in self._frameworks:
+                found = np.empty(len(table))
+                for start in range(0, len(table), PIECE_ROWS):  # the estimates of all would fill the memory
+                    piece = slice(start, start + PIECE_ROWS)
+                    made = self._estimates(table.take(piece), profile, framework)
+                    found[piece] = made.tokens_per_s_per_gpu * np.maximum(made.p_fits, 0.1)
+                worth = np.maximum(worth, found / found.max())
+            table = table.take(np.argsort(-worth, kind="stable")[:most])
+        return table, [item for framework in self._frameworks for item in self._networks(table, profile, framework)]
 
-    def _estimates(self, table: PlanTable, profile: Profile | None) -> EstimateTable:
-        return estimate_table(self.model, self.cluster, self.workload, table, profile, self.framework)
+    def _networks(self, table: PlanTable, profile: Profile | None, framework: Framework | None) -> Iterator[Assumed]:
+        first = self._estimates(table, profile, framework)
+        for slower, probability in network_factors(first.framework).items():
+            made = first if slower == 1.0 else self._estimates(table, profile, framework, slower)
+            yield Assumed(made, probability, slower)
+
+    def _estimates(
+        self, table: PlanTable, profile: Profile | None, framework: Framework | None, slower: float = 1.0
+    ) -> EstimateTable:
+        cluster, profile = with_network(self.cluster, profile, slower)
+        return estimate_table(self.model, cluster, self.workload, table, profile, framework)
 
     @property
     def observations(self) -> Sequence[Observation]:
@@ -159,13 +178,16 @@ class Search:
 
     def posterior(self) -> Posterior:
         """What is expected of each plan of `table` now. Plans in flight count as barred."""
-        return self._believe([Observation(plan=plan) for plan in self._asked])
+        state = (len(self._told), tuple(self._asked), len(self._setups))
+        if self._believed is None or self._believed[0] != state:
+            self._believed = (state, self._believe([Observation(plan=plan) for plan in self._asked]))
+        return self._believed[1]
 
     def _believe(self, flying: Sequence[Observation]) -> Posterior:
         return believe(
             self.table,
             self._points,
-            self.estimates,
+            self._assumed,
             [*self._told, *flying],
             transfers=self._transfers,
             devices=self.cluster.devices,
@@ -214,6 +236,8 @@ class Search:
     ) -> None:
         """Learns a result. Only an OOM teaches memory; a failure that is not the plan's own leaves it open.
 
+        One that may be chance (a crash, a hang) makes the plan less probable to run, and those that are like it.
+
         Unless it is `final`: the plan was tried often enough, and is not asked again.
         """
         if plan in self._asked:
@@ -221,7 +245,10 @@ class Search:
         if isinstance(result, Failure):
             if final or result.kind not in NOT_THE_PLANS_FAULT:
                 oom = result.kind is FailureKind.OOM
-                self._told.append(Observation(plan=plan, out_of_memory=oom, gpu_s=gpu_s))
+                crashed = result.kind in MAY_BE_CHANCE
+                self._told.append(
+                    Observation(plan=plan, out_of_memory=oom, crashed=crashed, final=final or not crashed, gpu_s=gpu_s)
+                )
             return
         if result.setup_s is not None:
             self._setups.append(result.setup_s)
@@ -232,11 +259,12 @@ class Search:
                     tokens_per_s_per_gpu=result.tokens_per_s_per_gpu,
                     relative_noise=result.relative_noise,
                     peak_bytes=result.peak_bytes,
+                    final=final,
                     gpu_s=gpu_s,
                 )
             )
             return
-        self._told.append(observation(plan, result, self.cluster, gpu_s))
+        self._told.append(replace(observation(plan, result, self.cluster, gpu_s), final=final))
 
     def verdict(self, budget: Budget, *, gpu_s_spent: float = 0.0) -> StopVerdict:
         """Whether to go on, and the expected gain of doing so. Plans in flight count as run, at their expected cost."""

@@ -12,6 +12,7 @@ import numpy as np
 from autotune.cost.estimate import NINETY_PERCENT, EstimateTable, estimate_table, memory_table
 from autotune.cost.table import IndexColumn, PlanTable
 from autotune.errors import IllegalPlanError, NothingFitsError
+from autotune.search.physics import Assumed
 from autotune.search.posterior import OWN_SD, believe
 from autotune.search.residual import features
 from autotune.search.space import Runtime, illegal_reason, legal_pieces
@@ -68,7 +69,7 @@ def estimated(
     """
     table = PlanTable.of(plans)
     estimates = estimate_table(model, cluster, workload, table, profile)
-    posterior = believe(table, features(table), estimates, (), devices=cluster.devices, setup_s=0.0, steps=1)
+    posterior = believe(table, features(table), [Assumed(estimates)], (), devices=cluster.devices, setup_s=0.0, steps=1)
     found = []
     for i, sd in enumerate(posterior.log_sd):
         one, spread = estimates.row(i), float(np.exp(NINETY_PERCENT * sd))

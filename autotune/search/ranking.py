@@ -10,6 +10,7 @@ import numpy as np
 from scipy.special import stdtrit
 
 from autotune.search.posterior import Observation
+from autotune.search.repeats import believed, pooled, scatter
 from autotune.specs import ClusterSpec, DeviceKind, Plan, StepReading, Trial, TrialState
 
 # Ranking: measured plans, fastest first, with repeats of a plan pooled.
@@ -17,11 +18,11 @@ from autotune.specs import ClusterSpec, DeviceKind, Plan, StepReading, Trial, Tr
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankedPlan:
-    """A measured plan: its mean over repeats and the interval around it (95 %).
+    """A measured plan: its mean over the repeats that count (search.repeats) and the interval around it (95 %).
 
     Args:
         plan: what was measured.
-        tokens_per_s_per_gpu: mean of `speeds`.
+        tokens_per_s_per_gpu: mean of `speeds`, of three or more without those that something held up.
         interval: around the mean; of one run that of its steps, of several Student's over runs.
         speeds: tokens/s/GPU of each run, in order.
         last: how many measurements of any plan came before its newest one.
@@ -84,12 +85,13 @@ def _pooled(plan: Plan, items: Sequence[Observation], last: int) -> RankedPlan:
 
     Both are of ln(throughput): the interval is a factor each way, and never reaches below zero.
     """
-    speeds = np.array([item.tokens_per_s_per_gpu for item in items], dtype=np.float64)
-    mean, count = float(np.mean(speeds)), len(speeds)
+    speeds = [item.tokens_per_s_per_gpu or 0.0 for item in items]
+    kept = believed(speeds)
+    mean, count = pooled(speeds), len(kept)
     own = np.array([item.relative_noise for item in items], dtype=np.float64)
     half = float(np.sqrt(np.mean(own**2)))
     if count > 1:
-        half = max(half, float(stdtrit(count - 1, 0.975)) * float(np.std(np.log(speeds), ddof=1)))
+        half = max(half, float(stdtrit(count - 1, 0.975)) * float(np.std(np.log(kept), ddof=1)))
     factor = float(np.exp(half / np.sqrt(count)))
     return RankedPlan(
         plan=plan,
@@ -111,6 +113,7 @@ CONTENDER_SHARE = 0.9
 MAX_CONTENDERS = 3
 MIN_REPEATS = 3
 MAX_REPEATS = 5
+NOISY = 0.05
 
 # A difference is looked at after every repeat, and each look may err. 2 % a look, shared among the challengers, keep
 # the chance that equal plans are ever told apart under 5 % (simulated in tests/unit/test_comparison.py).
@@ -160,9 +163,9 @@ def difference(one: RankedPlan, other: RankedPlan, *, error: float = 0.05) -> Di
     with v = (q1 + q2)² / (q1²/(n1 - 1) + q2²/(n2 - 1)) (Welch 1947, Biometrika 34; Satterthwaite 1946). Logarithms
     make it a relative one. A plan with fewer than MIN_REPEATS repeats leaves everything open: infinite bounds.
     """
-    first, second = np.log(one.speeds), np.log(other.speeds)
+    first, second = np.log(believed(one.speeds)), np.log(believed(other.speeds))
     middle = float(np.mean(first) - np.mean(second))
-    if min(one.repeats, other.repeats) < MIN_REPEATS:
+    if min(len(first), len(second)) < MIN_REPEATS:
         return Difference(faster=float(np.expm1(middle)), low=-1.0, high=float("inf"))
     q1, q2 = (float(np.var(values, ddof=1)) / len(values) for values in (first, second))
     half = 0.0
@@ -174,11 +177,32 @@ def difference(one: RankedPlan, other: RankedPlan, *, error: float = 0.05) -> Di
 
 
 def contenders(ranking: Sequence[RankedPlan]) -> Sequence[RankedPlan]:
-    """The plans that may be the best one, fastest first: within 10 % of the fastest, three at most."""
+    """The plans that may be the best one, fastest first: within 10 % of the fastest, three at most.
+
+    Where runs of a plan differ by more than NOISY, so do those of others: then within two standard deviations, and
+    twice as many. Two runs do not tell which of them was held up: the faster one counts until there is a third.
+    """
     if not ranking:
         return ()
-    least = CONTENDER_SHARE * ranking[0].tokens_per_s_per_gpu
-    return [item for item in ranking if item.tokens_per_s_per_gpu >= least][:MAX_CONTENDERS]
+    noise = noise_of(ranking)
+    share, most = (CONTENDER_SHARE, MAX_CONTENDERS) if noise <= NOISY else (np.exp(-2.0 * noise), 2 * MAX_CONTENDERS)
+    least = min(share, CONTENDER_SHARE) * ranking[0].tokens_per_s_per_gpu
+    first, *others = ranking
+    return [first, *[item for item in others if _may_reach(item) >= least][: most - 1]]
+
+
+def _may_reach(item: RankedPlan) -> float:
+    return max(item.speeds) if item.repeats < MIN_REPEATS else item.tokens_per_s_per_gpu
+
+
+def noise_of(ranking: Sequence[RankedPlan]) -> float:
+    """Standard deviation of ln(throughput) between runs of a plan; 0 where no plan was run twice."""
+    return scatter(item.speeds for item in ranking if item.repeats > 1) or 0.0
+
+
+def most_repeats(ranking: Sequence[RankedPlan]) -> int:
+    """Runs of a plan after which plans that are still not told apart are left so."""
+    return MAX_REPEATS if noise_of(ranking) <= NOISY else 2 * MAX_REPEATS
 
 
 def undecided(ranking: Sequence[RankedPlan]) -> Sequence[RankedPlan]:

@@ -24,6 +24,9 @@ PRIOR_LENGTH = 0.65
 OUTLIER = 3.0
 """Residuals of more standard deviations than this count less: their noise is taken to be what explains them."""
 
+OWN_FACTORS = (0.7, 1.0, 1.5, 2.2, 3.3)
+"""Spreads of a plan's own deviation that are tried, over the expected one."""
+
 BLOCK = 4096  # plans
 
 
@@ -56,6 +59,8 @@ class Fit:
     lower: Floats
     weights: Floats
     prior: Floats
+    own: float = 0.0
+    log_evidence: float = 0.0
 
     def predict(self, points: Floats, slopes: Floats) -> tuple[Floats, Floats]:
         """(mean of the part that plans alike share, standard deviation of the whole) at n plans.
@@ -98,39 +103,44 @@ def _blocks(count: int) -> Iterator[slice]:
     return (slice(start, start + BLOCK) for start in range(0, count, BLOCK))
 
 
-def fit(evidence: Evidence, prior: Floats, amplitude: float = PRIOR_AMPLITUDE) -> Fit:
+def fit(
+    evidence: Evidence, prior: Floats, amplitude: float = PRIOR_AMPLITUDE, own: float = 0.0, *, tune: bool = True
+) -> Fit:
     """Conditions the process.
 
     Args:
         evidence: k observed plans; k may be 0.
         prior: [p, p] covariance of the parameters.
         amplitude: expected spread of what plans alike share; 0 if they share nothing.
+        own: expected spread of what each plan has to itself, beyond the noise; 0 if the noise has it all.
     """
     count = len(evidence.residuals)
     if not count:
         empty = np.zeros((0, 0))
         return Fit(
             parameters=np.zeros(len(prior)), covariance=prior, amplitude=amplitude, length=PRIOR_LENGTH,
-            evidence=evidence, lower=empty, weights=np.zeros(0), prior=prior,
+            evidence=evidence, lower=empty, weights=np.zeros(0), prior=prior, own=own,
         )  # fmt: skip
     squared = _squared_distances(evidence.points, evidence.points)
     linear = evidence.slopes @ prior @ evidence.slopes.T
-    noise = _tempered(linear + amplitude**2 * np.exp(-0.5 * squared / PRIOR_LENGTH**2), evidence)
+    noise = _tempered(linear + amplitude**2 * np.exp(-0.5 * squared / PRIOR_LENGTH**2), evidence, own)
     amplitude, length = _constants(squared, linear, evidence.residuals, noise, amplitude)
     kernel = linear + amplitude**2 * np.exp(-0.5 * squared / length**2)
+    noise, own = _own(kernel, evidence.residuals, noise, own)
     lower = np.asarray(np.linalg.cholesky(kernel + np.diag(noise)), dtype=np.float64)
     white = solve_triangular(lower, evidence.residuals, lower=True)
     weights = solve_triangular(lower.T, white, lower=False)
     gain = solve_triangular(lower, evidence.slopes @ prior, lower=True)
     return Fit(
         parameters=prior @ evidence.slopes.T @ weights, covariance=prior - gain.T @ gain, amplitude=amplitude,
-        length=length, evidence=evidence, lower=lower, weights=weights, prior=prior,
+        length=length, evidence=evidence, lower=lower, weights=weights, prior=prior, own=own,
+        log_evidence=-0.5 * float(white @ white) - float(np.sum(np.log(np.diag(lower)))),
     )  # fmt: skip
 
 
-def _tempered(kernel: Floats, evidence: Evidence) -> Floats:
+def _tempered(kernel: Floats, evidence: Evidence, own: float) -> Floats:
     """Noise variances, raised where a residual is far from what all the others say of it (leave-one-out)."""
-    noise = evidence.noise_sd**2 + 1e-9
+    noise = evidence.noise_sd**2 + own**2 + 1e-9
     for _ in range(3):
         inverse = np.linalg.inv(kernel + np.diag(noise))
         variance = 1.0 / np.diag(inverse)
@@ -138,6 +148,27 @@ def _tempered(kernel: Floats, evidence: Evidence) -> Floats:
         excess = error**2 / OUTLIER**2 - variance
         noise = np.maximum(noise, np.where(excess > 0, noise + excess, noise))
     return np.asarray(noise, dtype=np.float64)
+
+
+def _own(kernel: Floats, residuals: Floats, noise: Floats, expected: float) -> tuple[Floats, float]:
+    """(noise variances, spread of plans' own deviations) of the best log marginal likelihood, held still for few."""
+    if not expected:
+        return noise, 0.0
+    tried = np.array([expected * factor for factor in OWN_FACTORS])
+    added = (tried**2 - expected**2)[:, None, None] * np.eye(len(residuals))
+    likelihood = _log_likelihood(kernel + np.diag(noise) + added, residuals) - 2.0 * np.log(tried / expected) ** 2
+    chosen = float(tried[np.argmax(likelihood)])
+    return noise + chosen**2 - expected**2, chosen
+
+
+def _log_likelihood(covariances: Floats, residuals: Floats) -> Floats:
+    """Of the residuals under each covariance, [c] of [c, k, k], but for a constant."""
+    lower = np.linalg.cholesky(covariances)
+    white = np.linalg.solve(lower, residuals[None, :, None])[..., 0]
+    return np.asarray(
+        -0.5 * np.sum(white**2, axis=1) - np.sum(np.log(np.diagonal(lower, axis1=1, axis2=2)), axis=1),
+        dtype=np.float64,
+    )
 
 
 def _squared_distances(left: Floats, right: Floats) -> Floats:
@@ -153,17 +184,13 @@ def _constants(
     """The grid's best log marginal likelihood, with a log-normal prior that holds it still for few points."""
     if not expected:
         return 0.0, PRIOR_LENGTH
-    best, chosen = -np.inf, (expected, PRIOR_LENGTH)
-    for length in LENGTHS:
-        shape = np.exp(-0.5 * squared / length**2)
-        for amplitude in [expected * factor for factor in FACTORS]:
-            lower = np.linalg.cholesky(linear + amplitude**2 * shape + np.diag(noise))
-            white = solve_triangular(lower, residuals, lower=True)
-            likelihood = -0.5 * float(white @ white) - float(np.sum(np.log(np.diag(lower))))
-            likelihood -= 2.0 * np.log(amplitude / expected) ** 2 + np.log(length / PRIOR_LENGTH) ** 2
-            if likelihood > best:
-                best, chosen = likelihood, (amplitude, length)
-    return chosen
+    tried = np.array([(expected * factor, length) for length in LENGTHS for factor in FACTORS])
+    amplitudes, lengths = tried.T
+    shared = amplitudes[:, None, None] ** 2 * np.exp(-0.5 * squared / lengths[:, None, None] ** 2)
+    likelihood = _log_likelihood(linear + np.diag(noise) + shared, residuals)
+    likelihood -= 2.0 * np.log(amplitudes / expected) ** 2 + np.log(lengths / PRIOR_LENGTH) ** 2
+    amplitude, length = tried[np.argmax(likelihood)]
+    return float(amplitude), float(length)
 
 
 # Plans as points: what makes two plans similar, for the Gaussian process that learns what the estimate misses.

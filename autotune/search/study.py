@@ -69,7 +69,8 @@ class PlanStudy:
             speed = result.tokens_per_s_per_gpu if isinstance(result, StepReading) else None
             whole = trial.state is TrialState.COMPLETE
             self._study.tell(trial.number, speed if whole else None, state=_STATES[trial.state])
-            self._search.tell(trial.plan, result, gpu_s=trial.gpu_s, final=final)
+            final_failure = final and trial.failure is not None
+            self._search.tell(trial.plan, result, gpu_s=trial.gpu_s, final=final_failure)
             if self._alternative is not None:
                 self._alternative.tell(trial.plan, speed)
 

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Sequence
 from math import isfinite
 from pathlib import Path
 from typing import Annotated, Any, Self
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, ValidationInfo
-from pydantic_core import PydanticCustomError
+from pydantic_core import ErrorDetails, PydanticCustomError, from_json
 
 from autotune.errors import InputError
 from autotune.shown import NAME_RULE, PLAIN, is_plain
@@ -69,7 +68,7 @@ class Spec(BaseModel):
         try:
             return cls.model_validate_json(text, context=context)
         except ValidationError as error:
-            raise _input_error(error, what) from None
+            raise _input_error(error, what, text) from None
 
     @classmethod
     def from_yaml(cls, text: str, what: str | None = None) -> Self:
@@ -132,16 +131,17 @@ def mismatch(field: str, value: object, allowed: str) -> PydanticCustomError:
     return PydanticCustomError("mismatch", "{allowed}", {"field": field, "value": value, "allowed": allowed})
 
 
-def _input_error(error: ValidationError, what: str) -> InputError:
+def _input_error(error: ValidationError, what: str, text: str | bytes) -> InputError:
     """One complaint of pydantic as an InputError, with the places of the others.
 
     Of several, an unknown key comes first: who misspelled a required key must see that, not that it is missing.
     """
     errors = error.errors(include_url=False)
+    document = None if errors[0]["type"] == "json_invalid" else from_json(text)
     first = next((each for each in errors if each["type"] == "extra_forbidden"), errors[0])
-    context = first.get("ctx", {})
-    place = _place(first["loc"])
+    context, place = first.get("ctx", {}), _place(first, document)
     value, message = first.get("input"), first["msg"]
+    others = [each for each in dict.fromkeys(_place(each, document) for each in errors) if each != place]
     if first["type"] == "mismatch":
         place, value = ".".join(filter(None, (place, context["field"]))), context["value"]
     elif first["type"] == "missing":
@@ -150,11 +150,21 @@ def _input_error(error: ValidationError, what: str) -> InputError:
         message = "this key is not known"
     elif first["type"] == "int_type" and isinstance(value, float):
         message = "write a whole number without point and exponent"
-    others = [_place(each["loc"]) or "the whole" for each in errors if each is not first]
     if others:
-        message += f" (wrong, too: {', '.join(others[:_MAX_TOLD])}{', ...' if len(others) > _MAX_TOLD else ''})"
+        told = ", ".join(each or "the whole" for each in others[:_MAX_TOLD])
+        message += f" (wrong, too: {told}{', ...' if len(others) > _MAX_TOLD else ''})"
     return InputError(f"{what}: {place}" if place else what, value, message)
 
 
-def _place(loc: Sequence[int | str]) -> str:
-    return ".".join(str(part) for part in loc)
+def _place(error: ErrorDetails, document: Any) -> str:
+    """The way to a wrong value as its author wrote it: of pydantic's, without the names of a union's members."""
+    found, last = [], len(error["loc"]) - 1
+    for number, part in enumerate(error["loc"]):
+        if isinstance(document, dict):
+            is_written = part in document or (error["type"] == "missing" and number == last)
+        else:
+            is_written = isinstance(document, list) and isinstance(part, int)
+        if is_written:
+            found.append(str(part))
+            document = document.get(part) if isinstance(document, dict) else document[int(part)]
+    return ".".join(found)

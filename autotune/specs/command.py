@@ -61,17 +61,10 @@ Values = tuple[Scalar, ...] | Literal["any"]
 
 
 class Launcher(StrEnum):
-    """What starts the program: on every node as it is given, or under torchrun; or once for all nodes, by srun."""
+    """What starts the program on every node: nothing but its own words, or torchrun."""
 
     GIVEN = "given"
     TORCHRUN = "torchrun"
-    SLURM = "slurm"
-    KUBERNETES = "kubernetes"
-
-    @property
-    def starts_all(self) -> bool:
-        """Whether one call starts the program on all nodes."""
-        return self in {Launcher.SLURM, Launcher.KUBERNETES}
 
 
 class SpeedFrom(StrEnum):
@@ -316,7 +309,6 @@ class Command:
             framework=template.framework,
             workload=template.workload,
             model=model,
-            starts_all=template.launcher.starts_all,
         )
 
 
@@ -328,7 +320,6 @@ class CommandOffer(Spec):
     framework: FrameworkName
     workload: Fixed = Fixed()
     model: ModelSpec | None = None
-    starts_all: bool = False
 
     @property
     def name(self) -> str:
@@ -417,7 +408,8 @@ def _check_placeholders(path: Path, template: CommandTemplate, texts: dict[str, 
                 raise InputError(f"{path}: when", name, "one of " + ", ".join(PLACEHOLDERS))
             told.add(name)
     for axis, values in template.plans.items():
-        if (values == "any" or len(values) > 1) and not told & set(BY_AXIS[axis]) and axis != "dp":
+        implied = axis == "schedule" and set(values) == {"1f1b", "interleaved"} and "vpp" in told
+        if (values == "any" or len(values) > 1) and not told & set(BY_AXIS[axis]) and not implied:
             names = " or ".join("{" + name + "}" for name in BY_AXIS[axis])
             raise InputError(f"{path}: plans.{axis}", values, f"the program is not told of it: {names} stands nowhere")
     _check_workload(path, template, told)

@@ -10,6 +10,7 @@ from pydantic import Field
 
 from autotune.specs.base import LONGEST_S, Name, Spec
 from autotune.specs.cluster import ClusterSpec, Device
+from autotune.specs.command import CommandOffer
 from autotune.specs.measurement import FailureKind, ProbeProgress, ProbeRequest, Seconds
 from autotune.specs.model import Count
 
@@ -37,7 +38,8 @@ class Node(Spec):
     `session` is the worker process that registered last; an older one is evicted. It is empty once that worker has
     ended in order: the node gets nothing until one registers again. `heartbeat_at` is
     renewed only by a task that the worker consumed or by the renewal of a lease. `failures` counts jobs in a row that
-    failed by the node's fault. `world_id` names the warm ranks that it holds; empty without.
+    failed by the node's fault. `world_id` names the warm ranks that it holds; empty without. `commands` are the
+    programs that its operator allows to be run there.
     """
 
     name: Name
@@ -57,6 +59,7 @@ class Node(Spec):
     failures: int = 0
     world_id: str = ""
     lost_after_s: Annotated[float, Field(gt=0)] = 60.0
+    commands: tuple[CommandOffer, ...] = ()
     registered_at: datetime
     heartbeat_at: datetime
 

@@ -115,6 +115,35 @@ class Indexer(Spec):
     layers: Count
 
 
+class RouterScore(StrEnum):
+    """What a router makes of its logits."""
+
+    SOFTMAX = "softmax"
+    SIGMOID = "sigmoid"
+
+
+class Constants(Spec):
+    """What a launch has to say of a model and what changes neither its speed nor its memory; None is not known.
+
+    Args:
+        rope_base: of rotary positions (theta).
+        rope_scaling: factor by which Llama 3.1 stretches them.
+        norm_epsilon: of all norms.
+        router_groups: of experts; with `expert_nodes` a token goes to the best of them (DeepSeek's n_group).
+        router_score: what the router's logits become.
+        router_bias: whether a bias that no gradient reaches balances the experts.
+        router_scale: factor on the weights of a token's experts.
+    """
+
+    rope_base: Annotated[float, Field(gt=0, le=1e12)] | None = None
+    rope_scaling: Annotated[float, Field(gt=0, le=1e6)] | None = None
+    norm_epsilon: Annotated[float, Field(gt=0, le=1)] | None = None
+    router_groups: Count | None = None
+    router_score: RouterScore | None = None
+    router_bias: bool | None = None
+    router_scale: Annotated[float, Field(gt=0, le=1e6)] | None = None
+
+
 class ModelSpec(Spec):
     """A decoder-only transformer.
 
@@ -129,7 +158,8 @@ class ModelSpec(Spec):
 
     `mixers` says which layers do not mix tokens by full attention, and how many; they are taken to be spread evenly.
     `mlp_layers` > 0: only so many layers have an MLP, the others mix alone. `post_norms`: a norm after each block too.
-    `attention_gate`: queries come with a gate for the context, which doubles their projection.
+    `attention_gate`: queries come with a gate for the context, which doubles their projection. `constants` are what a
+    launch needs beside the shape.
     """
 
     model_config = ConfigDict(json_schema_extra=_drop_filled)
@@ -165,6 +195,7 @@ class ModelSpec(Spec):
     post_norms: bool = False
     attention_gate: bool = False
     indexer: Indexer | None = None
+    constants: Constants = Constants()
     source: str = ""
 
     @model_validator(mode="before")
@@ -231,7 +262,7 @@ class ModelSpec(Spec):
 
     @property
     def key(self) -> str:
-        """Identifies the shape, whatever its name or source."""
+        """Identifies the shape, whatever its name, source or constants."""
         fields = type(self).model_fields
         unsaid = {name for name in _LATER if getattr(self, name) == fields[name].default}
-        return self.digest(without=frozenset({"name", "source", *unsaid}))
+        return self.digest(without=frozenset({"name", "source", "constants", *unsaid}))

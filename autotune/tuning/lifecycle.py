@@ -10,7 +10,7 @@ from statistics import median
 
 from autotune.knowledge.settling import PROBE_S, START_S
 from autotune.search.acquisition import StopVerdict
-from autotune.search.ranking import MAX_REPEATS, MIN_REPEATS, RankedPlan, contenders, undecided
+from autotune.search.ranking import MIN_REPEATS, RankedPlan, contenders, most_repeats, undecided
 from autotune.specs import Budget, Plan, ProbeRequest, TuningState
 
 # A winner without a rival is measured again too: one run gives no interval.
@@ -229,5 +229,5 @@ class _Due:
 def _due(ranking: Sequence[RankedPlan]) -> Sequence[_Due]:
     """The plans that want more trials, and how many in all: until every challenger is told from the fastest."""
     close, still_open = contenders(ranking), undecided(ranking)
-    wanted = MAX_REPEATS if still_open else WINNER_REPEATS
+    wanted = most_repeats(ranking) if still_open else WINNER_REPEATS
     return [_Due(item, wanted) for item in (*close[:1], *still_open) if item.repeats < wanted]

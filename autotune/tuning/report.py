@@ -9,6 +9,8 @@ import numpy as np
 
 from autotune.errors import InputError
 from autotune.explain.explanation import Explanation, explain_best
+from autotune.explain.findings import findings
+from autotune.explain.whatif import Setting
 from autotune.frameworks import launch_arguments
 from autotune.knowledge.answer import Answer, best_known
 from autotune.knowledge.recording import ALL_TRIALS
@@ -42,7 +44,17 @@ def tuning_data(tuning: Tuning, trials: Sequence[Trial], profile: Profile | None
         "trials": [trial_data(trial) for trial in trials],
         "gpu_s_spent": tuning.gpu_s_spent,
         "frameworks": _frameworks(best, tuning) if best and tuning.state.ended else [],
+        "findings": _findings(best, tuning, profile) if best else [],
     }
+
+
+def _findings(best: Best, tuning: Tuning, profile: Profile | None) -> list[dict[str, Any]]:
+    """What is doubtful about the winner, by its estimate."""
+    estimate = next((trial.estimate for trial in best.trials if trial.estimate is not None), None)
+    if estimate is None:
+        return []
+    setting = Setting(model=tuning.model, cluster=tuning.cluster, workload=tuning.workload, profile=profile)
+    return [each.to_data() for each in findings(setting, best.ranked.plan, estimate)]
 
 
 def _frameworks(best: Best, tuning: Tuning) -> list[dict[str, Any]]:
@@ -65,13 +77,14 @@ def queue_text(place: int) -> str:
     return f"number {place} of what is queued for the same principal in its pool"
 
 
-def submitted_answer(tuning: Tuning, *, created: bool) -> dict[str, Any]:
-    """What became of a request for a tuning, or of one that was taken back."""
+def submitted_answer(tuning: Tuning, *, created: bool, place: int | None = None) -> dict[str, Any]:
+    """What became of a request for a tuning, or of one that was taken back; `place` is that of a queued one."""
     return {
         "tuning": tuning.id,
         "created": created,
         "state": tuning.state.value,
         "message": tuning.message,
+        "place": place,
         "request": tuning.to_data(),
     }
 
@@ -144,7 +157,8 @@ def measured_answer(store: Store, tuning: Tuning) -> dict[str, Any]:
     best = best_of(store.trials(tuning.id), tuning.cluster)
     if best is None:
         raise InputError("tuning", tuning.id, "it has no complete trial yet: show it for where it stands")
-    explanation = explain_best(best, tuning, store.profile(tuning.cluster.key))
+    profile = store.profile(tuning.cluster.key)
+    explanation = explain_best(best, tuning, profile)
     newest = max(best.trials, key=lambda trial: trial.finished_at or trial.started_at)
     fingerprint = store.fingerprint(newest.fingerprint_key) if newest.fingerprint_key else None
     return {
@@ -158,6 +172,7 @@ def measured_answer(store: Store, tuning: Tuning) -> dict[str, Any]:
         "fingerprint": fingerprint.to_data() if fingerprint else None,
         "runner_up": _runner_up(best),
         "frameworks": _frameworks(best, tuning),
+        "findings": _findings(best, tuning, profile),
         "launch": None,
     }
 
@@ -204,8 +219,12 @@ def request_data(model: ModelSpec, cluster: ClusterSpec, workload: Workload) -> 
     return {**_named(model, cluster), "devices": cluster.devices, "workload": workload.to_data()}
 
 
-def ranking_data(model: ModelSpec, cluster: ClusterSpec, workload: Workload, ranking: Ranking) -> dict[str, Any]:
-    """The object of `plan --json`."""
+def ranking_data(
+    model: ModelSpec, cluster: ClusterSpec, workload: Workload, ranking: Ranking, profile: Profile | None = None
+) -> dict[str, Any]:
+    """The object of `plan --json`; `profile` is that of the estimates."""
+    first = ranking.plans[0]
+    setting = Setting(model=model, cluster=cluster, workload=workload, profile=profile)
     return {
         **request_data(model, cluster, workload),
         "legal": ranking.legal,
@@ -213,7 +232,8 @@ def ranking_data(model: ModelSpec, cluster: ClusterSpec, workload: Workload, ran
         "seconds": ranking.seconds,
         "estimates_per_s": ranking.estimates_per_s,
         "basis": ranking.plans[0].estimate.basis.value,
-        "frameworks": frameworks_of(model, cluster, workload, [ranking.plans[0].plan]),
+        "frameworks": frameworks_of(model, cluster, workload, [first.plan]),
+        "findings": [each.to_data() for each in findings(setting, first.plan, first.estimate)],
         "plans": [
             {"plan": each.plan.to_data(), "estimate": each.estimate.to_data(), "alike": each.alike}
             for each in ranking.plans

@@ -43,8 +43,6 @@ _CHUNK_BYTES = 1 << 20
 _CLEAR_S = 40.0
 """After the grace a supervisor kills what is left: this long at most."""
 
-_SLURM = ("SLURM", "SRUN", "PMI", "KUBE")
-
 
 @dataclass(slots=True)
 class _End:
@@ -104,15 +102,12 @@ class ProgramRun:
 
     def _run(self, deadline: float, orders: Orders, output: Output, work_dir: Path) -> MemberReport:
         template, cluster = self.command.template, self.cluster
-        start = STARTS.get(template.launcher)
-        if start is None:
-            raise InputError("launcher", template.launcher.value, "one of " + ", ".join(STARTS))
         place = self._place(deadline, orders, work_dir)
         if isinstance(place, _End):
             return self._ended(place, None, output, orders)
         rendered = render(self.command, self.request, place)
         callback_dir = self._write(rendered, work_dir)
-        argv = start(rendered.argv, place)
+        argv = STARTS[template.launcher](rendered.argv, place)
         steps = Steps(time.monotonic())
         source = source_of(template.speed, steps, self.request, rendered.metrics, callback_dir, self.read_log)
         gpus = GpuWatch()
@@ -142,10 +137,8 @@ class ProgramRun:
         """Where the nodes meet: the first one takes a free port and tells it, the others wait for that."""
         cluster, address, port = self.cluster, self.placement.address, 0
         if self.index == 0:
-            if self.command.template.launcher.starts_all:
-                address = os.environ.get("SLURMD_NODENAME") or address
             port = _free_port(self.placement.address)
-            if cluster.nodes > 1 and not self.command.template.launcher.starts_all:
+            if cluster.nodes > 1:
                 orders.host(address, port)
         else:
             met: list[tuple[str, int]] = []
@@ -181,13 +174,7 @@ class ProgramRun:
     def _environment(self, cluster: ClusterSpec, rendered: Rendered, callback_dir: Path) -> dict[str, str]:
         template = self.command.template
         found = rank_environment(cluster.device.kind, cluster.gpus_per_node, self.placement)
-        wanted = set(template.pass_environment)
-        whole = template.launcher.starts_all
-        found |= {
-            name: value
-            for name, value in os.environ.items()
-            if name in wanted or (whole and name.startswith(_SLURM) and name in os.environ)
-        }
+        found |= {name: os.environ[name] for name in template.pass_environment if name in os.environ}
         if cluster.nodes > 1 and not self.placement.environment:
             found.pop("GLOO_SOCKET_IFNAME", None)  # the loopback device reaches no other node
             found |= {k: v for k, v in clean_environment().items() if k == "GLOO_SOCKET_IFNAME"}
@@ -250,7 +237,7 @@ class ProgramRun:
         stage = max(world // self.request.plan.pp, 1)
         return tuple(
             RankReport(rank=rank, report={"rank": rank, "stage": rank // stage, **report})
-            for rank in range(first, first + (world if self.command.template.launcher.starts_all else each))
+            for rank in range(first, first + each)
         )
 
     def _failed(self, kind: FailureKind, message: str, output: Output) -> MemberReport:

@@ -14,6 +14,7 @@ from sqlalchemy.orm import Session
 from autotune.errors import StoreConflictError, UnknownNameError
 from autotune.specs import (
     ClusterSpec,
+    CollectiveRequest,
     Failure,
     FailureKind,
     Job,
@@ -22,18 +23,20 @@ from autotune.specs import (
     JobState,
     MemberReport,
     MemberState,
+    ModelSpec,
     ProbeProgress,
     ProbeRequest,
     Trial,
     TrialState,
     TuningState,
+    Workload,
 )
 from storage.database.session import SessionStore, database_now, flush_new
 from storage.fleet.tables import JobRow, LeaseRow, MemberRow, NodeRow, of_pool
 from storage.tunings.named import locked_tuning
 from storage.tunings.rows import values
 from storage.tunings.tables import TrialRow, TuningRow
-from storage.tunings.tunings import add_trial, end_trial
+from storage.tunings.tunings import add_trial, fail_trials
 
 REQUEST: TypeAdapter[ProbeRequest] = TypeAdapter(ProbeRequest)
 JOB_PLAIN = (
@@ -42,7 +45,9 @@ JOB_PLAIN = (
 )  # fmt: skip
 JOB_CHANGING = ("cancelled", "token", "world_id", "warm", "endpoint", "granted_at", "ended_at")
 MAX_QUEUED = 1000
+ALIKE_FOR, MAX_RECENT = timedelta(hours=1), 200
 HOLDING = (JobState.GRANTED.value, JobState.REPORTED.value)
+CANCELLED_EARLY = Failure(kind=FailureKind.CANCELLED, message="cancelled before it began")
 BUSY = (MemberState.LEASED.value, MemberState.RUNNING.value)
 
 # A cancelled rank says nothing of the cause, and one that lost its peers is a victim: the cause comes first.
@@ -211,6 +216,24 @@ class JobStore(SessionStore):
                 used[principal] = used.get(principal, 0.0) + devices * max(held_s, 0.0)
         return used
 
+    def alike_jobs(self, job: Job, *, limit: int) -> Sequence[Job]:
+        """Jobs that went well within the last hour, newest first: of the same purpose, pool, cluster and environment,
+        for the same model and workload; probes of a layer of the same layer alone.
+        """
+        same = (
+            JobRow.pool == job.pool, JobRow.purpose == job.purpose.value, JobRow.failure_kind.is_(None),
+            JobRow.environment_key == job.environment_key, JobRow.cluster_json == job.cluster.to_json(),
+            JobRow.id != job.id,
+        )  # fmt: skip
+        wanted = _shape(job.request.to_json())
+        with self.reading() as session:
+            since = database_now(session) - ALIKE_FOR
+            recent = select(JobRow.id, JobRow.request_json).where(JobRow.ended_at > since, *same)
+            newest = session.execute(recent.order_by(JobRow.ended_at.desc()).limit(MAX_RECENT)).all()
+            ids = [each for each, text in newest if _shape(text) == wanted][:limit]
+            found = session.scalars(select(JobRow).where(JobRow.id.in_(ids)).order_by(JobRow.ended_at.desc()))
+            return [job_of(row) for row in found]
+
     def cancel_job(self, job_id: str) -> bool:
         """Ends a job of no tuning that is still QUEUED; False if it is not. Raises UnknownNameError."""
         with self.writing() as session:
@@ -218,7 +241,7 @@ class JobStore(SessionStore):
             if row.tuning_id is not None or row.state != JobState.QUEUED.value:
                 return False
             row.cancelled = True
-            end_queued(session, row, database_now(session))
+            end_queued(row, database_now(session))
             return True
 
     def cancel_jobs(self, tuning_id: str) -> Sequence[Job]:
@@ -226,17 +249,41 @@ class JobStore(SessionStore):
 
         Returns the jobs still granted.
         """
-        going = select(JobRow.id).where(JobRow.tuning_id == tuning_id, JobRow.ended_at.is_(None))
         with self.writing() as session:
-            rows = lock_jobs(session, session.scalars(going).all())
-            locked_tuning(session, tuning_id)
-            now = database_now(session)
-            for row in rows:
-                row.cancelled = row.cancelled or row.state != JobState.ENDED.value
-                if row.state == JobState.QUEUED.value:
-                    end_queued(session, row, now)
-            session.flush()
+            rows = lock_live(session, tuning_id)
+            cancel_rows(session, rows, locked_tuning(session, tuning_id), database_now(session))
             return [job_of(row) for row in rows if row.state == JobState.GRANTED.value]
+
+
+def lock_live(session: Session, tuning_id: str) -> list[JobRow]:
+    """The jobs of a tuning that have not ended, locked: before the tuning is."""
+    ids = session.scalars(select(JobRow.id).where(JobRow.tuning_id == tuning_id, JobRow.ended_at.is_(None))).all()
+    return lock_jobs(session, ids) if ids else []
+
+
+def cancel_rows(session: Session, rows: Sequence[JobRow], tuning: TuningRow, now: datetime) -> bool:
+    """Ends those of a locked tuning's locked jobs that are QUEUED, their trials too, and marks the granted ones.
+
+    Says whether one was queued. However many there are, the statements are as many.
+    """
+    queued = [row for row in rows if row.state == JobState.QUEUED.value]
+    for row in rows:
+        row.cancelled = row.cancelled or row.state != JobState.ENDED.value
+    for row in queued:
+        end_queued(row, now)
+    session.flush()
+    ids = [row.trial_id for row in queued if row.trial_id is not None]
+    if ids:
+        fail_trials(session, ids, tuning, CANCELLED_EARLY, now)
+    return bool(queued)
+
+
+def _shape(request_json: str) -> dict[str, object]:
+    """What makes two requests alike."""
+    request: dict[str, object] = json.loads(request_json)
+    if request["kind"] == "step":
+        return {name: request[name] for name in ("kind", "model", "workload")}
+    return {name: value for name, value in request.items() if name != "seed"}
 
 
 def add_job(session: Session, job: Job) -> None:
@@ -266,13 +313,10 @@ def _require_claim(job: Job, tuning: TuningRow | None, owner: str) -> None:
         raise StoreConflictError(f"tuning {tuning.id!r} has ended already: it is {tuning.state}")
 
 
-def end_queued(session: Session, row: JobRow, now: datetime) -> None:
-    """Ends a locked job that is QUEUED as CANCELLED, and its trial with it."""
-    failure = Failure(kind=FailureKind.CANCELLED, message="cancelled before it began")
+def end_queued(row: JobRow, now: datetime) -> None:
+    """Ends a locked job that is QUEUED as CANCELLED; its trial, if it has one, is the caller's."""
     row.state, row.ended_at = JobState.ENDED.value, now
-    row.failure_kind, row.message = failure.kind.value, failure.message
-    if row.trial_id is not None and trial_runs(session, row.trial_id):
-        end_trial(session, row.trial_id, reading=None, failure=failure, gpu_s=0.0, setup_s=0.0, fingerprint_key="")
+    row.failure_kind, row.message = CANCELLED_EARLY.kind.value, CANCELLED_EARLY.message
 
 
 # From the specs to rows and back.
@@ -319,7 +363,17 @@ def _cluster_of(text: str) -> ClusterSpec:
 
 @lru_cache(maxsize=1024)
 def _request_of(text: str) -> ProbeRequest:
-    return REQUEST.validate_json(text)
+    """A request for each seed and plan; what they are about is in memory once, or a tuner grows for hours."""
+    request = REQUEST.validate_json(text)
+    if isinstance(request, CollectiveRequest):
+        return request
+    return request.model_copy(update={"model": _same(request.model), "workload": _same(request.workload)})
+
+
+@lru_cache(maxsize=64)
+def _same(spec: ModelSpec | Workload) -> ModelSpec | Workload:
+    """The first one that was equal."""
+    return spec
 
 
 def _member_of(row: MemberRow) -> JobMember:

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Collection, Iterable, Sequence
+from functools import lru_cache
 from typing import Any
 
+from pydantic import TypeAdapter
 from sqlalchemy import delete, or_, select, update
 from sqlalchemy.orm import Session
 
 from autotune.errors import StoreConflictError, UnknownNameError
 from autotune.specs import Device, JobState, Node, NodeIncident, NodeState
+from autotune.specs.command import CommandOffer
 from autotune.specs.fleet import LOCAL
 from storage.database.session import NAMES_SHOWN, RacedError, SessionStore, again, database_now, flush_new
 from storage.fleet.jobs import end_queued, lock_jobs, lose_members
@@ -64,7 +68,7 @@ class NodeStore(SessionStore):
             row.session, row.forgotten_at = "", now
             for probe in probes:
                 if probe.state == JobState.QUEUED.value:
-                    end_queued(session, probe, now)
+                    end_queued(probe, now)
 
     def nodes(self, pool: str | None = None) -> Sequence[Node]:
         """Nodes by name."""
@@ -187,14 +191,24 @@ class _Held:
 
 def inventory_columns(node: Node) -> dict[str, Any]:
     """The columns that each registration replaces."""
-    return values(node, INVENTORY) | {"device_json": node.device.to_json()}
+    commands = json.dumps([offer.to_data() for offer in node.commands], sort_keys=True)
+    return values(node, INVENTORY) | {"device_json": node.device.to_json(), "commands_json": commands}
 
 
 def node_of(row: NodeRow) -> Node:
     """The node of a row."""
     return Node(
-        **values(row, (*INVENTORY, *STANDING)), device=Device.from_json(row.device_json), state=NodeState(row.state)
+        **values(row, (*INVENTORY, *STANDING)),
+        device=Device.from_json(row.device_json),
+        state=NodeState(row.state),
+        commands=_offers(row.commands_json) if row.commands_json != "[]" else (),
     )
+
+
+@lru_cache(maxsize=256)
+def _offers(text: str) -> tuple[CommandOffer, ...]:
+    """Read once: nodes are listed often, and seldom offer other programs than before."""
+    return tuple(TypeAdapter(tuple[CommandOffer, ...]).validate_json(text))
 
 
 def lock_gang(session: Session, names: Collection[str]) -> list[NodeRow]:

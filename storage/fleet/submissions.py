@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 
-from sqlalchemy import delete, func, insert, select, text, tuple_
+from sqlalchemy import Select, delete, insert, select, text, tuple_
 from sqlalchemy.exc import IntegrityError
 from sqlalchemy.orm import Session
 
 from autotune.errors import StoreConflictError
 from autotune.ports.fleet import Submission, Submitted
-from autotune.specs import EventKind, Tuning
+from autotune.specs import EventKind, Tuning, TuningState
 from storage.database.columns import Base
 from storage.database.session import RacedError, SessionStore, again, database_now, upsert
 from storage.fleet.events import state_data
-from storage.fleet.tables import EventRow, IdempotencyRow, InterestRow
+from storage.fleet.jobs import cancel_rows, lock_live
+from storage.fleet.tables import EventRow, IdempotencyRow, InterestRow, JobRow
+from storage.fleet.turns import end_row
 from storage.tunings import rows
 from storage.tunings.named import locked_tuning, tuning_row
 from storage.tunings.tables import LIVE, TuningRow
@@ -155,25 +157,49 @@ class SubmissionStore(SessionStore):
 
         return again(submit)
 
-    def withdraw(self, tuning_id: str, principal: str) -> bool:
-        """Takes back a principal's interest; True if nobody else is interested any more.
+    def cancel_tuning(
+        self, tuning_id: str, principals: Collection[str], reason: str, *, force: bool = False
+    ) -> tuple[Tuning, bool]:
+        """Takes back what these principals want. Where nobody else wants it, or by `force`, the tuning is CANCELLED:
+        its queued jobs end now, its granted ones are marked.
 
-        Then nobody can join it any more either, so that it may be cancelled.
+        Returns the tuning as it stands then, and whether one of its jobs was queued. One that has ended stays so.
+
+        Raises:
+            UnknownNameError: no such tuning.
+            StoreConflictError: only others want it; not with `force`.
         """
-        theirs = delete(InterestRow).where(InterestRow.tuning_id == tuning_id, InterestRow.principal == principal)
-        with self.writing() as session:
-            row = locked_tuning(session, tuning_id, joinable=False)
-            session.execute(theirs)
-            others = session.scalar(select(func.count()).where(InterestRow.tuning_id == tuning_id))
-            if not others:
-                row.sharing_key = None
-            return not others
+
+        def cancel() -> tuple[Tuning, bool]:
+            with self.writing() as session:
+                jobs = lock_live(session, tuning_id)
+                row = locked_tuning(session, tuning_id, joinable=False)
+                wanted = set(session.scalars(_askers(tuning_id)).all())
+                ended = TuningState(row.state).ended
+                if wanted and not (force or ended or wanted & set(principals)):
+                    names, who = ", ".join(sorted(wanted)), " or ".join(sorted(principals))
+                    raise StoreConflictError(
+                        f"tuning {tuning_id} is wanted by {names}, not by {who}: they can take that back, or an admin "
+                        "can cancel it by force"
+                    )
+                theirs = InterestRow.tuning_id == tuning_id, InterestRow.principal.in_(principals)
+                session.execute(delete(InterestRow).where(*theirs))
+                if wanted - set(principals) and not force:
+                    return rows.tuning_of(row), False
+                if not ended:
+                    end_row(session, row, TuningState.CANCELLED, reason)
+                was_queued = cancel_rows(session, jobs, row, row.updated_at)
+                later = select(JobRow.id).where(JobRow.tuning_id == tuning_id, JobRow.ended_at.is_(None))
+                if session.scalar(later.where(JobRow.id.not_in([job.id for job in jobs])).limit(1)) is not None:
+                    raise RacedError("a job began before the tuning was locked")
+                return rows.tuning_of(row), was_queued
+
+        return again(cancel)
 
     def askers(self, tuning_id: str) -> Sequence[str]:
         """The principals who want a fleet's tuning, by name."""
-        theirs = select(InterestRow.principal).where(InterestRow.tuning_id == tuning_id)
         with self.reading() as session:
-            return list(session.scalars(theirs.order_by(InterestRow.principal)))
+            return list(session.scalars(_askers(tuning_id)))
 
     def tunings_page(
         self, *, limit: int, before: str | None = None, state: str | None = None, principal: str | None = None
@@ -191,3 +217,7 @@ class SubmissionStore(SessionStore):
                 place = tuple_(TuningRow.created_at, TuningRow.id)
                 query = query.where(place < tuple_(last.created_at, last.id))
             return [rows.tuning_of(row) for row in session.scalars(query.order_by(*order).limit(limit))]
+
+
+def _askers(tuning_id: str) -> Select[str]:
+    return select(InterestRow.principal).where(InterestRow.tuning_id == tuning_id).order_by(InterestRow.principal)

@@ -41,6 +41,7 @@ class NodeRow(Base):
     failures: Mapped[int]
     world_id: Mapped[str]
     lost_after_s: Mapped[float] = mapped_column(server_default="60")
+    commands_json: Mapped[Free] = mapped_column(server_default="[]")
     registered_at: Mapped[Moment]
     heartbeat_at: Mapped[Moment]
     forgotten_at: Mapped[datetime | None] = mapped_column(UtcDateTime)

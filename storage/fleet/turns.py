@@ -159,13 +159,8 @@ class TurnStore(SessionStore):
         """
         with self.writing() as session:
             row = locked_tuning(session, tuning_id)
-            if TuningState(row.state).ended:
-                return row.pool
-            row.state, row.owner, row.stop_reason = state.value, "", reason
-            row.message = reason if state is TuningState.FAILED else ""
-            row.updated_at = database_now(session)
-            session.flush()
-            add_event(session, tuning_id, EventKind.STATE, state_data(row), row.updated_at)
+            if not TuningState(row.state).ended:
+                end_row(session, row, state, reason)
             return row.pool
 
     def abandoned_tunings(self) -> Sequence[str]:
@@ -175,6 +170,14 @@ class TurnStore(SessionStore):
         with self.reading() as session:
             ended = TuningRow.pool != "", TuningRow.state.not_in(LIVE_STATES)
             return list(session.scalars(query.where(*going, *ended).distinct()))
+
+
+def end_row(session: Session, row: TuningRow, state: TuningState, reason: str) -> None:
+    """Ends a locked tuning that has not ended, whoever claims it, and tells it in its log; nobody can join it."""
+    row.updated_at = database_now(session)
+    row.state, row.owner, row.stop_reason, row.sharing_key = state.value, "", reason, None
+    row.message = reason if state is TuningState.FAILED else ""
+    add_event(session, row.id, EventKind.STATE, state_data(row), row.updated_at)
 
 
 def _asked(*columns: Any) -> Select[Any]:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from datetime import datetime
 
-from sqlalchemy import func, select, update
+from sqlalchemy import func, insert, select, update
 from sqlalchemy.orm import Session
 
 from autotune.errors import StoreConflictError, UnknownNameError
@@ -23,6 +24,7 @@ from autotune.specs import (
 )
 from storage.database.session import NAMES_SHOWN, SessionStore, database_now, flush_new
 from storage.fleet.events import add_event, state_data, trial_data
+from storage.fleet.tables import EventRow
 from storage.tunings import rows
 from storage.tunings.named import fingerprint_row, locked_tuning, tuning_row
 from storage.tunings.tables import StepRow, TrialRow, TuningRow
@@ -198,6 +200,19 @@ def end_trial(
     ended = rows.trial_of(session.get_one(TrialRow, trial_id))
     add_event(session, tuning.id, EventKind.TRIAL_ENDED, trial_data(ended), now)
     return ended
+
+
+def fail_trials(session: Session, ids: Sequence[str], tuning: TuningRow, failure: Failure, now: datetime) -> None:
+    """Ends those of a locked tuning's trials that run and never began: they cost nothing."""
+    running = TrialRow.id.in_(ids), TrialRow.state == TrialState.RUNNING.value
+    columns = {"state": TrialState.FAILED.value, "gpu_s": 0.0, "setup_s": 0.0, "finished_at": now}
+    ended = update(TrialRow).where(*running).values(columns | rows.failure_columns(failure)).returning(TrialRow)
+    found = sorted(session.scalars(ended).all(), key=lambda row: row.number)
+    if found:
+        tuning.updated_at = now
+        log = {"tuning_id": tuning.id, "kind": EventKind.TRIAL_ENDED.value, "at": now}
+        told = [log | {"data_json": json.dumps(trial_data(rows.trial_of(row)))} for row in found]
+        session.execute(insert(EventRow), told)
 
 
 def spend(tuning: TuningRow, gpu_s: float, now: datetime) -> None:

@@ -6,6 +6,7 @@ from datetime import timedelta
 
 import pytest
 from fleet_records import LONG_S, POOL, granted, job, live_tuning, node, pair, reported, trial_job
+from sqlalchemy import Connection, event
 from store_records import COLLECTIVE_OUTCOME, FAILURE, FINGERPRINT, MOMENT, step_reading, trial, tuning
 
 from autotune.errors import StoreConflictError, UnknownNameError
@@ -268,6 +269,46 @@ def test_cancelling_ends_what_waits_and_marks_what_runs(store: SqlStore) -> None
     assert store.job("another's").state is JobState.QUEUED
     with pytest.raises(UnknownNameError, match="no-tuning"):
         store.cancel_jobs("no-tuning")
+
+
+def test_what_many_jobs_are_about_is_in_memory_once(store: SqlStore) -> None:
+    """A tuner keeps a thousand parsed requests, each for a seed of its own: with a model each it grew by the hour."""
+    first = live_tuning(store)
+    found = [trial_job(f"job-{seed}", first) for seed in range(3)]
+    for seed, each in enumerate(found):
+        request = each.request.model_copy(update={"seed": 7000 + seed})
+        store.create_job(each.model_copy(update={"request": request, "trial_id": None}))
+    requests = [each.request for each in store.jobs()]
+    assert [each.seed for each in requests] == [7000, 7001, 7002]
+    assert all(each.model is requests[0].model for each in requests)
+    assert all(each.workload is requests[0].workload for each in requests)
+
+
+def statements_to_cancel(store: SqlStore, tuning_id: str, trials: int) -> int:
+    live_tuning(store, tuning_id)
+    for number in range(trials):
+        waiting = trial(number, tuning_id)
+        queued = job(f"{tuning_id}-{number}", tuning_id=tuning_id).model_copy(update={"trial_id": waiting.id})
+        store.create_job(queued, trial=waiting)
+    sent: list[str] = []
+
+    def note(_connection: Connection, _cursor: object, statement: str, *_rest: object) -> None:
+        sent.append(statement)
+
+    with store.reading() as session:
+        engine = session.get_bind().engine
+    event.listen(engine, "before_cursor_execute", note)
+    store.cancel_tuning(tuning_id, ["ada"], "enough")
+    event.remove(engine, "before_cursor_execute", note)
+    assert [each.state for each in store.trials(tuning_id)] == [TrialState.FAILED] * trials
+    assert sum(each.kind is EventKind.TRIAL_ENDED for each in store.events(tuning_id)) == trials
+    assert {each.state for each in store.jobs(tuning_id=tuning_id)} == {JobState.ENDED}
+    return len(sent)
+
+
+def test_cancelling_takes_as_many_statements_however_much_waits(store: SqlStore) -> None:
+    few, many = statements_to_cancel(store, "few", 2), statements_to_cancel(store, "many", 20)
+    assert few == many <= 18
 
 
 def test_a_job_of_no_tuning_is_cancelled_while_it_waits(store: SqlStore) -> None:

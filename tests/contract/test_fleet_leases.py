@@ -5,20 +5,25 @@ from __future__ import annotations
 import pytest
 from fleet_records import LONG_S, MOMENT, OVER_S, POOL, granted, job, node, pair, report, reported
 from sqlalchemy import delete, update
-from store_records import COLLECTIVE_OUTCOME, FINGERPRINT
+from store_records import COLLECTIVE_OUTCOME, FINGERPRINT, MODEL, WORKLOAD
 
 from autotune.errors import UnknownNameError
 from autotune.specs import (
     FailureKind,
+    FrameworkName,
     Job,
     JobPurpose,
     JobState,
     MemberReport,
     MemberState,
     NodeState,
+    Plan,
     ProbeProgress,
     RankReport,
+    Space,
+    StepRequest,
 )
+from autotune.specs.command import CommandOffer
 from storage import SqlStore
 from storage.fleet.leases import JUST_GRACED, SWEPT_AT
 from storage.fleet.tables import CounterRow, JobRow, LeaseRow, MemberRow
@@ -354,3 +359,34 @@ def test_the_first_look_of_all_knows_of_no_pause(store: SqlStore) -> None:
     pair(store)
     granted(store, job("job-1"), lease_s=OVER_S)
     assert [each.state for each in store.expire_members(grace_s=15.0)] == [JobState.REPORTED]
+
+
+def test_who_knows_the_speed_of_a_program_ends_the_others(store: SqlStore) -> None:
+    pair(store)
+    request = StepRequest(
+        model=MODEL, workload=WORKLOAD.model_copy(update={"command": "own@00000000000000aa"}), plan=Plan(dp=8)
+    )
+    found = granted(store, job("job-1", request=request))
+    for name in ("a", "b"):
+        store.start_member("job-1", found.token, name, "s1", lease_s=LONG_S)
+    told = MemberReport(ranks=(RankReport(rank=4, report={"step_times_s": [0.1, 0.1]}),))
+    store.report_member("job-1", found.token, "b", "s1", told)
+    order = store.renew_member("job-1", found.token, "a", "s1", lease_s=LONG_S)
+    assert (order.go_on, order.measured, order.failure) == (False, True, None)
+
+
+def test_ranks_of_our_own_probe_go_on_when_others_have_reported(store: SqlStore) -> None:
+    pair(store)
+    found = granted(store, job("job-1", request=StepRequest(model=MODEL, workload=WORKLOAD, plan=Plan(dp=8))))
+    for name in ("a", "b"):
+        store.start_member("job-1", found.token, name, "s1", lease_s=LONG_S)
+    told = MemberReport(ranks=(RankReport(rank=4, report={"step_times_s": [0.1, 0.1]}),))
+    store.report_member("job-1", found.token, "b", "s1", told)
+    assert store.renew_member("job-1", found.token, "a", "s1", lease_s=LONG_S).go_on
+
+
+def test_the_programs_of_a_node_are_stored_and_replaced(store: SqlStore) -> None:
+    offer = CommandOffer(ref="own@00000000000000aa", space=Space(tp=(1, 2)), framework=FrameworkName.FSDP)
+    assert store.register_node(node("a", commands=(offer,))).commands == (offer,)
+    assert store.node("a").commands == (offer,)
+    assert store.register_node(node("a", session="s2")).commands == ()

@@ -84,7 +84,8 @@ def test_processes_that_ask_for_the_same_share_one_tuning(store: SqlStore, url: 
     (only,) = store.tunings_page(limit=9)
     assert len(store.events(only.id)) == 1
     # Three principals share it: it is nobody's any more when the third one withdraws.
-    assert [store.withdraw(only.id, f"p{number}") for number in range(3)] == [False, False, True]
+    states = [store.cancel_tuning(only.id, [f"p{number}"], "enough")[0].state for number in range(3)]
+    assert states == [TuningState.QUEUED, TuningState.QUEUED, TuningState.CANCELLED]
 
 
 def test_of_processes_that_want_overlapping_gangs_one_gets_its_nodes(store: SqlStore, url: str) -> None:
@@ -164,9 +165,9 @@ def test_what_somebody_joins_is_not_withdrawn(postgres: PostgresServer) -> None:
                 intake = Intake(session, [request])
                 intake.take(request)
                 intake.store()
-                withdrawn = beside.submit(store.withdraw, "first", "ada")
+                withdrawn = beside.submit(store.cancel_tuning, "first", ["ada"], "enough")
                 until_somebody_waits(postgres)
-            assert not withdrawn.result(timeout=30)
+            assert withdrawn.result(timeout=30)[0].state is TuningState.QUEUED
         assert store.askers("first") == ["bob"]
 
 

@@ -62,9 +62,13 @@ def test_requests_that_came_together_get_what_they_would_have_got_in_turn(store:
     assert {each.id for each in store.tunings_page(limit=9)} == {"lives", "first", "other"}
     assert [event.kind for event in store.events("first")] == [EventKind.STATE]
     assert store.models() == []  # each tuning has its own
-    assert not store.withdraw("first", "ada")
-    assert store.withdraw("first", "bob")
-    assert not store.withdraw("lives", "ada")
+    assert [withdrawn(store, "first", who) for who in ("ada", "bob")] == [False, True]
+    assert not withdrawn(store, "lives", "ada")
+
+
+def withdrawn(store: SqlStore, tuning_id: str, who: str, *, force: bool = False) -> bool:
+    """Whether it is cancelled now that this one does not want it any more."""
+    return store.cancel_tuning(tuning_id, [who], f"by {who}", force=force)[0].state is TuningState.CANCELLED
 
 
 @pytest.mark.parametrize("end", ENDS)
@@ -97,15 +101,17 @@ def test_the_last_one_who_withdraws_may_cancel(store: SqlStore) -> None:
     submit(store, fleet_tuning("first"))
     submit(store, fleet_tuning("second", "bob"))
     assert store.askers("first") == ["ada", "bob"]
-    assert not store.withdraw("first", "ada")
-    assert not store.withdraw("first", "stranger")
+    assert not withdrawn(store, "first", "ada")
+    with pytest.raises(StoreConflictError, match="first is wanted by bob, not by stranger"):
+        withdrawn(store, "first", "stranger")
     assert store.askers("first") == ["bob"]
-    assert store.withdraw("first", "bob")
-    # Nobody can join what is about to be cancelled; a cancel that was cut short can be asked for again.
+    assert withdrawn(store, "first", "bob")
+    # Nobody can join what is cancelled, and it can be asked for again.
     assert submit(store, fleet_tuning("third")) == ("third", True)
-    assert store.withdraw("first", "bob")
+    assert withdrawn(store, "first", "bob")
+    assert withdrawn(store, "third", "root", force=True)
     with pytest.raises(UnknownNameError, match="no-tuning"):
-        store.withdraw("no-tuning", "ada")
+        withdrawn(store, "no-tuning", "ada")
 
 
 def test_one_tuner_at_a_time_may_advance(store: SqlStore) -> None:
@@ -210,7 +216,7 @@ def test_pages_go_from_new_to_old(store: SqlStore) -> None:
 def test_a_name_that_no_database_can_hold_is_bad_input(store: SqlStore) -> None:
     for ask in (
         lambda: store.events("a\x00b"),
-        lambda: store.withdraw("a\x00b", "ada"),
+        lambda: withdrawn(store, "a\x00b", "ada"),
         lambda: store.tunings_page(limit=1, before="a\x00b"),
         lambda: store.job("a\x00b"),
         lambda: store.node("a\x00b"),

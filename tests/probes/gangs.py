@@ -63,6 +63,8 @@ class Board:
             if self.stop is not None:
                 return self.stop
             for other, report in self.reports.items():
+                if other != index and any(rank.report and rank.report.get("step_times_s") for rank in report.ranks):
+                    return MemberOrder(go_on=False, measured=True, reason=f"{NAMES[other]} knows the speed")
                 if other != index and report.failure is not None:
                     return MemberOrder(go_on=False, failure=report.failure, reason=f"{NAMES[other]}: {report.message}")
             return MemberOrder(go_on=True, endpoint=self.endpoint)

@@ -52,7 +52,7 @@ def test_the_first_trial_behind_many_tunings_of_somebody_else_comes_after_twice_
                 world.submit(2, budget=SMALL, seed=seed)
             world.deliver(most=20)  # some of them are under way
             found[behind] = jobs_until_the_first_trial(world, world.submit(2, principal="bob", budget=SMALL, seed=-1))
-            live = [each for each in store.tunings_page(limit=99, principal="ann") if not each.state.ended]
+            live = [each for each in store.tunings_page(limit=behind + 1, principal="ann") if not each.state.ended]
             assert sum(each.state is not TuningState.QUEUED for each in live) == min(behind, MAX_LIVE)
     assert found[many] <= 2 * found[0] + 1  # what holds the nodes at that moment
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import uuid
 from collections import Counter
 from collections.abc import Iterator
@@ -255,6 +256,46 @@ def test_a_node_at_a_tenth_of_the_speed_is_measured_told_and_left_out(store: Sql
     assert retried["failure"]["message"] == f"node b: {figures}"
     with_b = [job for job in store.jobs(tuning_id=tuning_id) if "b" in {member.node for member in job.members}]
     assert {job.failure for job in with_b if isinstance(job.request, LayerRequest | StepRequest)} == {FailureKind.SLOW}
+
+
+def test_a_slow_node_of_gangs_of_one_is_found_by_what_the_others_compute(store: SqlStore) -> None:
+    world = World(store, pool_cluster(nodes=3, gpus_per_node=2))
+    world.join("a", "b", "c")
+    world.speed["b"] = 0.1
+    asked = [world.submit(1, budget=Budget(max_trials=6), seed=seed) for seed in range(2)]
+    world.settle()
+    assert {store.tuning(each).state for each in asked} == {TuningState.DONE}
+    assert world.nodes_ready() == {"a", "c"}
+    first = next(each for each in reversed(store.incidents("b")) if each.kind == "slow")
+    told = r"computed 0\.2 s for what takes [12] other nodes? of the pool 0\.02 s, 10\.0 x as long"
+    assert re.fullmatch(told, first.message)
+    (retried,) = [job for job in store.jobs() if job.attempt == 2]
+    assert [member.node for member in retried.members] != ["b"]
+    assert retried.failure is None
+    assert {each.node for name in "ac" for each in store.incidents(name)} == set()
+
+
+def test_a_plan_that_computes_longer_on_every_node_is_measured_once_more_and_nobody_is_left_out(
+    store: SqlStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    world = World(store, pool_cluster(nodes=3, gpus_per_node=2))
+    world.join("a", "b", "c")
+    calc_s, heavy = World._calc_s, []
+
+    def of_plan(self: World, job: Job) -> dict[int, float]:
+        is_fourth = isinstance(job.request, StepRequest) and store.trials(job.tuning_id)[-1].number >= 3
+        heavy.extend([job.request.plan] if is_fourth and not heavy else [])
+        longer = isinstance(job.request, StepRequest) and job.request.plan in heavy
+        return {rank: (10 if longer else 1) * time_s for rank, time_s in calc_s(self, job).items()}
+
+    monkeypatch.setattr(World, "_calc_s", of_plan)
+    tuning_id = world.submit(1, budget=Budget(max_trials=6))
+    world.settle()
+    assert store.tuning(tuning_id).state is TuningState.DONE
+    assert world.nodes_ready() == {"a", "b", "c"}
+    slow = [job for job in store.jobs(tuning_id=tuning_id) if job.failure is FailureKind.SLOW]
+    assert [job.attempt for job in slow] == [1]
+    assert all(trial.failure is None for trial in store.trials(tuning_id))
 
 
 def test_a_pool_that_is_left_too_small_by_a_slow_node_says_why_it_waits(store: SqlStore) -> None:

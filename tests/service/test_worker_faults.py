@@ -20,6 +20,7 @@ from crew import LEASE_S, LONG, POOL, QUICK, Crew, assert_gone, wait_for
 
 from autotune.catalog import smallest
 from autotune.errors import InputError
+from autotune.queue.app import TUNER_QUEUE
 from autotune.queue.consumer import fault_of
 from autotune.specs import FailureKind, Job, LayerPart, LayerRequest, NodeState, Workload
 from autotune.wiring import open_fleet
@@ -246,17 +247,29 @@ def hostile_messages() -> list[bytes]:
         message(properties={"delivery_tag": {}}),
         message(properties={"delivery_info": None}),
         message(properties={"priority": "high"}),
+        message(body=call("one", "two")),
+        message(headers={"task": "autotune.run"}, body=call("job", "no token")),
     ]
+
+
+def of_other_workers(task: str, *arguments: object) -> list[bytes]:
+    """Good messages of a task that a worker does not have."""
+    tags = ({"delivery_tag": f"t{number}"} for number in range(50))
+    return [message(headers={"task": task}, body=call(*arguments), properties=tag) for tag in tags]
+
+
+def call(*arguments: object) -> str:
+    """The body of a message that asks for a task with these arguments."""
+    return base64.b64encode(json.dumps([arguments, {}, {"callbacks": None}]).encode()).decode()
 
 
 def message(
     *, headers: dict[str, object] | None = None, properties: dict[str, object] | None = None, **changes: object
 ) -> bytes:
     """A canary as it is sent, but for the changes."""
-    call = base64.b64encode(b'[["session"], {}, {"callbacks": null}]').decode()
     route = {"exchange": "", "routing_key": "node.a"}
     found = {
-        "body": call,
+        "body": call("session"),
         "content-encoding": "utf-8",
         "content-type": "application/json",
         "headers": {"task": "autotune.canary", "id": "i", "lang": "py"} | (headers or {}),
@@ -265,15 +278,30 @@ def message(
     return json.dumps(found | changes).encode()
 
 
-def test_a_worker_goes_on_whatever_lies_in_its_queue(crew: Crew) -> None:
-    worker, hostile = crew.part["a"], hostile_messages()
-    starts, dropped, children = worker.log.count(" ready."), worker.log.count("dropped a message:"), worker.children
+@pytest.mark.parametrize(
+    ("name", "queue", "others"),
+    [
+        ("a", "node.a", of_other_workers("autotune.advance", "tuning")),
+        ("tuner", TUNER_QUEUE, of_other_workers("autotune.run", "job", 1)),
+    ],
+)
+def test_a_worker_goes_on_whatever_lies_in_its_queue(crew: Crew, name: str, queue: str, others: list[bytes]) -> None:
+    worker, hostile = crew.part[name], [*hostile_messages(), *others]
+    starts, children, before = worker.log.count(" ready."), worker.children, len(worker.log)
     assert fault_of(message()) == ""
-    before = len(worker.log)
-    for each in hostile:
-        crew.broker.client.lpush("node.a", each)
-    wait_for("all are dropped", lambda: worker.log.count("dropped a message:") >= dropped + len(hostile))
+    with crew.broker.client as client:
+        client.lpush(queue, *hostile)
+
+    def dropped() -> list[int]:
+        return [int(count) for count in re.findall(r"dropped (\d+) messages: ", worker.log[before:])]
+
+    wait_for("all are dropped", lambda: sum(dropped()) >= len(hostile))
     assert crew.wait_ended(crew.create_job(2, QUICK)).failure is None
-    assert worker.log.count("dropped a message:") == dropped + len(hostile)
+    assert crew.wait_done(crew.submit(1))
+    told = worker.log[before:]
+    assert sum(dropped()) == len(hostile)
+    assert len(dropped()) < 8, "not a line each"
+    assert "is for another kind of worker" in told
     assert (worker.log.count(" ready."), worker.children) == (starts, children)
-    assert "Traceback" not in worker.log[before:]
+    assert "Traceback" not in told
+    assert "ERROR" not in told

@@ -190,6 +190,15 @@ def test_an_answer_that_is_no_success_is_an_error_and_no_redirect_is_followed(re
     assert len(receiver.got) == 1
 
 
+@pytest.mark.parametrize(
+    "host", ["169.254.169.254", "2852039166", "0xa9fea9fe", "[::ffff:169.254.169.254]", "[fd00:ec2::254]", "[fe80::1]"]
+)
+@pytest.mark.parametrize("scheme", ["http", "https"])
+def test_nothing_is_sent_to_where_machines_keep_their_credentials(scheme: str, host: str) -> None:
+    with pytest.raises(SendError, match="where machines keep their credentials"):
+        Webhook(f"{scheme}://{host}:9/latest", "s", now_utc).send(alert())
+
+
 def test_a_server_that_is_not_there_is_an_error_without_the_url() -> None:
     with pytest.raises(SendError, match="cannot be reached") as error:
         Webhook(f"http://127.0.0.1:{free_port()}/token", SECRET, now).send(alert())

@@ -29,7 +29,7 @@ SHARED = Path(__file__).resolve().parents[3] / "shared" / "data" / "runs.csv"
 TOKENS_PER_S = WORKLOAD.tokens_per_step / (step_reading().step_time_s * CLUSTER.devices)
 KEYS = [
     "group", "plans", "ok", "trials_to_95", "trials_to_98", "first_pick", "first_status", "regret_top1",
-    "regret_top3", "kendall", "mape", "mem_mape", "oom_recall", "oom_false_alarm",
+    "regret_top3", "kendall", "mape", "coverage", "mem_mape", "oom_recall", "oom_false_alarm",
 ]  # fmt: skip
 
 
@@ -98,7 +98,7 @@ def test_the_report_has_the_named_figures(tmp_path: Path, capsys: pytest.Capture
     path = write(tmp_path / "a.csv", [*four(), *four(group="h"), row(group="bad", gpu="H900")])
     code, data, errors = command(capsys, str(path), "--skip-bad")
     assert (code, errors) == (0, "")
-    assert [list(group)[:14] for group in data["groups"]] == [KEYS, KEYS]
+    assert [list(group)[:15] for group in data["groups"]] == [KEYS, KEYS]
     assert [group["group"] for group in data["groups"]] == ["g", "h"]
     assert (data["groups"][0]["plans"], data["groups"][0]["ok"]) == (4, 3)
     assert set(KEYS[1:]) <= set(data["summary"])

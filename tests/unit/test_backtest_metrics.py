@@ -29,6 +29,7 @@ def judged(
         group,
         Forecast(
             tokens_per_s_per_gpu=np.array(speeds, float),
+            log_sd=np.full(len(speeds), 0.45),
             peak_bytes=peaks,
             fits=np.array(fits),
             safe=np.array(fits),
@@ -58,8 +59,9 @@ def test_a_perfect_forecast_has_no_error(tmp_path: Path) -> None:
     rows = [{**csv_row, "peak_mem_gb": "10"} if csv_row["status"] == "ok" else csv_row for csv_row in four()]
     found = judged(group_of(tmp_path, *rows), [7000, 9700, 10000, 12000], [True, True, True, False], [10, 10, 10, 90])
     assert found == Accuracy(
-        regret_top1=0.0, regret_top3=0.0, kendall=1.0, mape=0.0, mem_mape=0.0, oom_recall=1.0, oom_false_alarm=0.0
-    )
+        regret_top1=0.0, regret_top3=0.0, kendall=1.0, mape=0.0, coverage=1.0, mem_mape=0.0, oom_recall=1.0,
+        oom_false_alarm=0.0,
+    )  # fmt: skip
 
 
 @pytest.mark.parametrize(
@@ -84,6 +86,10 @@ def test_errors_are_of_the_ok_plans(tmp_path: Path) -> None:
     # Step times predicted twice, half and once as long: |2-1|, |0.5-1|, 0. The failed plan has none.
     found = judged(group_of(tmp_path, *four()), [3500, 19400, 10000, 1], [True] * 4)
     assert found.mape == pytest.approx(0.5)
+    # ln 2 = 0.693 is within 1.645 standard deviations of 0.45, which are 0.740.
+    assert found.coverage == 1.0
+    far = judged(group_of(tmp_path, *four()), [3300, 19400, 10000, 1], [True] * 4)  # ln(7000 / 3300) = 0.752
+    assert far.coverage == pytest.approx(2 / 3)
     # Of the pairs (7000, 9700), (7000, 10000), (9700, 10000) the last is in the wrong order.
     assert found.kendall == pytest.approx(1 / 3)
 

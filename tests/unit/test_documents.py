@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
 from store_records import MODEL
 
+from autotune.api.requests import TuningRequest
 from autotune.catalog import cluster_from_shorthand, model
 from autotune.cli.inputs import read_space, read_workload
 from autotune.errors import InputError
@@ -143,3 +145,22 @@ def test_what_an_error_repeats_is_shown_and_not_obeyed() -> None:
         Workload.from_data({"seq_len": 1, "global_batch": 1, "a\x9b31m\u202eb": 1}, "work\nload")
     assert "a\\x9b31m\\u202eb" in str(error.value)
     assert str(error.value).isprintable()
+
+
+@pytest.mark.parametrize(
+    ("changes", "place"),
+    [
+        ({"model": "a\u202eb"}, "body: model"),
+        ({"model": ""}, "body: model"),
+        ({"cluster": 5}, "body: cluster"),
+        ({"model": 1, "nodes": 0}, "body: model"),
+        ({"workload": {"seq_len": 0}, "cluster": ""}, "body: cluster"),
+    ],
+)
+def test_a_value_that_may_be_of_several_kinds_is_named_as_its_author_wrote_it(
+    changes: dict[str, object], place: str
+) -> None:
+    with pytest.raises(InputError) as raised:
+        TuningRequest.from_data({"model": "tiny", "cluster": "pool", **changes}, "body")
+    assert raised.value.what == place
+    assert not re.search(r"function|constrained|\(\)|ModelSpec|model, model", str(raised.value))

@@ -186,7 +186,11 @@ def test_nemo_says_the_same_in_overrides_and_yaml() -> None:
     assert config["model"]["tensor_model_parallel_size"] == 4
     assert config["model"]["recompute_granularity"] == "selective"
     assert config["train"] == {"global_batch_size": 64, "micro_batch_size": 1}
-    assert config["ddp"] == {"use_distributed_optimizer": True, "grad_reduce_in_fp32": True}
+    assert config["ddp"] == {
+        "use_distributed_optimizer": True,
+        "overlap_grad_reduce": True,
+        "overlap_param_gather": True,
+    }
     for word in ("model.pipeline_model_parallel_size=2", "model.sequence_parallel=true", "mixed_precision=bf16_mixed",
                  "model.virtual_pipeline_model_parallel_size=null", "ddp.use_distributed_optimizer=true"):  # fmt: skip
         assert word in found.argv

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import subprocess
 import sys
+from datetime import UTC, datetime
 from pathlib import Path
 
 import import_logs
@@ -12,10 +13,13 @@ import pytest
 
 from autotune.backtest import csv_rows
 from autotune.backtest.csv_rows import REQUIRED, read_csv_rows
+from autotune.catalog.published import published_cluster
 from autotune.errors import InputError
-from autotune.imports import FileContent
+from autotune.imports import FileContent, Format, batch_of, read_table
 from autotune.imports import logs as log_lines
+from autotune.imports.keeping import keep
 from autotune.imports.logs import LogFile, LoggedStep, TrainingLog
+from storage import open_store
 
 CHATTER = "[rank0]:2026-01-01 00:00:00,000 - root - INFO - " + 950 * "x" + "\n"
 READING = """
@@ -49,6 +53,62 @@ def test_a_large_log_takes_no_more_memory_than_a_small_one(tmp_path: Path) -> No
     assert grown_mib < 12  # of a file of 23 MiB
 
 
+IMPORTING = """
+import resource, sys
+from datetime import UTC, datetime
+from pathlib import Path
+from autotune.catalog.published import published_cluster
+from autotune.imports import FileContent, Format, batch_of, read_table
+from autotune.imports.keeping import keep
+from storage import open_store
+
+def import_file(name):
+    content = FileContent.of(Path(name))
+    read = read_table(content.path, published_cluster)
+    batch = batch_of(content, name[-9:-4], Format.CSV, datetime.now(UTC))
+    return keep(store, batch, content, read, dry_run=False, named=True)
+
+with open_store("sqlite:///" + sys.argv[1]) as store:
+    import_file(sys.argv[2])
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    told = import_file(sys.argv[3])
+    after = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    assert import_file(sys.argv[3])["already"]
+    print(told["run_count"], len(told["runs"]), sum(1 for _ in store.runs_of_import(told["sha256"])))
+    print((after - before) // 1024)
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("rows", [12_000, 60_000])
+def test_a_large_runs_file_takes_no_more_memory_than_a_small_one(tmp_path: Path, rows: int) -> None:
+    small, large = tmp_path / "small.csv", tmp_path / "large.csv"
+    for path, count in ((small, 1500), (large, rows)):
+        with path.open("w") as file:
+            file.write(import_logs.RUNS_HEADER)
+            for number in range(count):
+                file.write(import_logs.runs_row(speed=str(9000 + number / 100)))
+    words = [sys.executable, "-c", IMPORTING, str(tmp_path / "a.db"), str(small), str(large)]
+    printed = subprocess.run(words, capture_output=True, text=True, check=True).stdout
+    *counts, grown_mib = map(int, printed.split())
+    assert counts == [rows, 1000, rows]
+    assert grown_mib < 12  # 15 KiB a row were 180 MiB and more
+
+
+def test_a_runs_file_that_changes_while_it_is_read_is_not_stored(tmp_path: Path) -> None:
+    path = tmp_path / "runs.csv"
+    path.write_text(import_logs.RUNS_HEADER + import_logs.runs_row())
+    content, read = FileContent.of(path), read_table(path, published_cluster)
+    assert (read.run_count, len(list(read.runs))) == (1, 1)
+    batch = batch_of(content, "x", Format.CSV, datetime.now(UTC))
+    with path.open("a") as file:
+        file.write(import_logs.runs_row(speed="8000"))
+    with open_store(f"sqlite:///{tmp_path / 'a.db'}") as store:
+        with pytest.raises(InputError, match="nobody changes while it is read"):
+            keep(store, batch, content, read, dry_run=False, named=True)
+        assert store.imports() == []
+
+
 def test_a_file_that_grows_is_read_as_it_was(tmp_path: Path) -> None:
     file = tmp_path / "a.log"
     file.write_bytes(b"first\nsecond\n")
@@ -73,9 +133,8 @@ def test_lines_steps_and_rows_have_a_limit(tmp_path: Path, monkeypatch: pytest.M
         log.step(LoggedStep(line=2, number=2, time_s=1.0))
     table = tmp_path / "runs.csv"
     table.write_text(",".join([*REQUIRED, "iter_time_s"]) + "\n" + "1\n" * 3)
-    monkeypatch.setattr(csv_rows, "MAX_ROWS", 2)
     with pytest.raises(InputError, match="at most 2 rows"):
-        list(read_csv_rows(table))
+        list(read_csv_rows(table, most=2))
     table.write_text("a" * (csv_rows.MAX_LINE + 1))
     with pytest.raises(InputError, match="1 MiB a line"):
         list(read_csv_rows(table))

@@ -130,7 +130,7 @@ def test_a_runs_file_becomes_runs_and_readings(tmp_path: Path) -> None:
 def test_the_named_model_is_kept_or_refused_with_both_names(tmp_path: Path) -> None:
     text = import_logs.RUNS_HEADER + import_logs.runs_row()
     model = load_model("llama3.1-8b")
-    assert table(tmp_path, text, model=model).runs[0].model == model
+    assert [run.model for run in table(tmp_path, text, model=model).runs] == [model]
     with pytest.raises(InputError, match=r"row 2, column layers.*of Llama 3.1 8B; llama3.1-70b has layers=80"):
         table(tmp_path, text, model=load_model("llama3.1-70b"))
 
@@ -154,5 +154,5 @@ def test_a_bad_row_refuses_the_whole_file(tmp_path: Path, row: str, message: str
 def test_bad_rows_can_be_left_out_by_name(tmp_path: Path) -> None:
     text = import_logs.RUNS_HEADER + import_logs.runs_row(speed="-1") + import_logs.runs_row()
     found = table(tmp_path, text, skip_bad=True)
-    assert len(found.runs) == 1
+    assert len(list(found.runs)) == found.run_count == 1
     assert "row 2, column tokens_per_s_per_gpu" in found.notes[0]

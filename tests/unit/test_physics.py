@@ -11,7 +11,7 @@ from autotune.cost.estimate import EstimateTable, estimate, estimate_table
 from autotune.cost.framework import FRAMEWORKS, MEGATRON_DEEPSPEED, TORCH, Framework, framework_of
 from autotune.cost.table import PlanTable
 from autotune.search.core import Measurement, Search
-from autotune.search.physics import PARAMETERS, prior_covariance
+from autotune.search.physics import PARAMETERS, prior_covariance, with_network
 from autotune.specs import CollectiveOp, LinkFit, Plan, Profile, Workload
 
 MODEL = preset("gpt2-xl")
@@ -20,9 +20,9 @@ PLANS = [Plan(tp=tp, pp=pp, dp=16 // tp // pp, micro_batch=2) for tp in (1, 2, 4
 
 
 CHECKED = {"all": 0.01, "compute": 0.01, "exchange": 0.08, "host": 0.04, "messages": 0.12, "gradients": 0.2}
-CHECKED |= {"optimizer": 0.12}
+CHECKED |= {"optimizer": 0.12, **dict.fromkeys(("zero_0", "zero_1", "zero_2", "zero_3"), 0.02)}
 UNCHECKED = {"all": 0.3, "compute": 0.15, "exchange": 0.5, "host": 0.6, "messages": 0.7, "gradients": 0.6}
-UNCHECKED |= {"optimizer": 0.7}
+UNCHECKED |= {"optimizer": 0.7, **dict.fromkeys(("zero_0", "zero_1", "zero_2", "zero_3"), 0.15)}
 
 
 def estimates(framework: Framework, nodes: int = 2, profile: Profile | None = None) -> EstimateTable:
@@ -71,6 +71,28 @@ def test_a_network_that_was_never_read_may_be_several_times_slower() -> None:
     assert spreads(estimates(TORCH)) == pytest.approx(unread)
     assert spreads(estimates(TORCH, profile=profile)) == pytest.approx(UNCHECKED)
     assert spreads(estimates(TORCH, nodes=1)) == pytest.approx(UNCHECKED)
+
+
+def test_a_slower_network_is_the_slowest_level_alone() -> None:
+    cluster = cluster_from_shorthand("a100-80gb-sxm:2x8")
+    inside, across = (
+        LinkFit(
+            op=CollectiveOp.ALL_REDUCE, group_size=size, stride=1, crosses_nodes=size == 16, latency_s=1e-5,
+            bytes_per_s=1e10, relative_error=0.0, readings=1,
+        )
+        for size in (8, 16)
+    )  # fmt: skip
+    found, profile = with_network(cluster, Profile(cluster_key="c", fingerprint_key="f", links=(inside, across)), 4.0)
+    assert profile is not None
+    assert [(fit.latency_s, fit.bytes_per_s) for fit in profile.links] == [(1e-5, 1e10), (4e-5, 2.5e9)]
+    assert found.inter is not None
+    assert cluster.inter is not None
+    assert cluster.inter.bytes_per_s is not None
+    assert found.inter.bytes_per_s == cluster.inter.bytes_per_s / 4.0
+    assert found.intra == cluster.intra
+    alone = cluster_from_shorthand("a100-80gb-sxm:1x8")
+    assert alone.intra.bytes_per_s is not None
+    assert with_network(alone, None, 4.0)[0].intra.bytes_per_s == alone.intra.bytes_per_s / 4.0
 
 
 def test_a_checked_framework_learns_that_it_is_twice_as_slow_here() -> None:

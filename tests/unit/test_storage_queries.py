@@ -47,6 +47,8 @@ QUERIES: dict[str, Callable[[SqlStore], object]] = {
     "submit_tuning": lambda store: store.submit_tuning(fleet_tuning("new"), sharing_key="k", idempotency_key="i"),
     "cancel_job": lambda store: store.cancel_job("job-1"),
     "cancel_jobs": lambda store: store.cancel_jobs("tuning-1"),
+    "cancel_tuning": lambda store: store.cancel_tuning("tuning-1", ["ada"], "enough"),
+    "alike_jobs": lambda store: store.alike_jobs(job("job-2", tuning_id="tuning-1"), limit=9),
 }
 # Scans in the order of an index, which a limit ends; of the nodes of a fleet, which are few; of no table at all; and of
 # the numbered rows of one queue, which an index found.
@@ -56,7 +58,15 @@ SCANNED = ("SCAN places", "SCAN (subquery", "USING INDEX ix_tunings_created_at",
 SORTED = {"best_trials", "tunings", "profile", "jobs of a tuning", "due_tunings", "unsent_members", "grant"}
 SORTED |= {"queued_jobs", "abandoned_tunings", "collective_readings", "submit_tuning"}
 SORTED |= {"admit_tunings", "next_turn", "queue_places"}
-SORTED |= {"cancel_jobs", "expire_members", "tunings_page", "tunings_page of a principal", "tunings_page of a state"}
+SORTED |= {
+    "alike_jobs",
+    "cancel_jobs",
+    "cancel_tuning",
+    "expire_members",
+    "tunings_page",
+    "tunings_page of a principal",
+    "tunings_page of a state",
+}
 
 
 @pytest.mark.parametrize("query", QUERIES)

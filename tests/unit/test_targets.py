@@ -8,6 +8,7 @@ import pytest
 from commands import Command
 from store_records import CLUSTER, FINGERPRINT, MODEL, step_reading, trial, tuning
 
+from autotune.api.requests import WorkloadRequest, asked_workload, find_workload
 from autotune.catalog import cluster_from_shorthand, model
 from autotune.errors import IllegalPlanError, InputError, UnknownNameError
 from autotune.frameworks import launch_arguments, record_of, target_of, targets
@@ -34,6 +35,16 @@ def test_a_target_is_stored_with_its_version_and_its_record() -> None:
         with_target({"target": "megatron", "framework": "nemo"})
     with pytest.raises(UnknownNameError, match="horovod"):
         with_target({"target": "horovod"})
+
+
+def test_the_api_takes_a_target_in_a_question_and_in_a_body() -> None:
+    asked = asked_workload(4096, 64, None, None, None, None, "torchtitan")
+    body = WorkloadRequest.from_data({"seq_len": 4096, "global_batch": 64, "target": "torchtitan"})
+    for given in (asked, body):
+        workload = find_workload(LLAMA, SIXTEEN, given)
+        assert (workload.target, workload.framework) == (str(target_of("torchtitan")), FrameworkName.FSDP)
+    with pytest.raises(InputError, match="leave it out"):
+        asked_workload(4096, 64, None, FrameworkName.NEMO, None, None, "torchtitan")
 
 
 @pytest.mark.parametrize("target", targets())

@@ -12,7 +12,8 @@ from autotune.api.answers import BestAnswer, Submitted, TrialPage, TuningAnswer,
 from autotune.api.known_answers import KnownAnswer, KnownPage
 from autotune.fleet.keys import create_key
 from autotune.knowledge.recording import remember
-from autotune.specs import Plan, Role, TuningState
+from autotune.specs import FrameworkName, Plan, Role, Space, TuningState
+from autotune.specs.command import CommandOffer
 from storage import SqlStore
 
 
@@ -60,8 +61,10 @@ def test_equal_requests_share_one_tuning(api: Api) -> None:
 
 
 def test_a_queued_tuning_says_its_place_in_the_line_of_whoever_asked(api: Api, url: str, autotune: Command) -> None:
-    mine = [submitted(api, seed=seed).tuning for seed in range(3)]
-    theirs = submitted(api, Role.ADMIN, seed=9).tuning
+    told = [*(submitted(api, seed=seed) for seed in range(3)), submitted(api, Role.ADMIN, seed=9)]
+    assert [each.place for each in told] == [1, 2, 3, 1]
+    *mine, theirs = (each.tuning for each in told)
+    assert submitted(api, seed=1).place == 2, "the same again"
     rows = {row.tuning: row.place for row in TuningPage.from_data(api.request("GET", "/tunings").json()).tunings}
     assert [rows[each] for each in (*mine, theirs)] == [1, 2, 3, 1]
     shown = TuningAnswer.from_data(api.request("GET", f"/tunings/{mine[2]}").json())
@@ -351,3 +354,22 @@ def test_the_hardware_of_a_pool_is_not_replaced(api: Api) -> None:
     assert api.request("POST", "/clusters", json=pool | {"nodes": 4}).status_code == 201
     assert api.store.cluster("pair").to_data() == pool | {"nodes": 4}
     assert api.request("POST", "/clusters", json=pool | {"name": "mine", "gpus_per_node": 1}).status_code == 201
+
+
+def test_a_request_names_a_program_of_the_nodes(api: Api) -> None:
+    space = Space(tp=(1, 2), pp=(1,), zero_stage=(0,))
+    offer = CommandOffer(ref="own@00000000000000aa", space=space, framework=FrameworkName.TORCH)
+    for name in ("a", "b"):
+        api.store.register_node(node(name, commands=(offer,)))
+    found = submitted(api, nodes=1, command="own", space={"tp": [2, 4]})
+    assert found.request.workload.command == "own@00000000000000aa"
+    assert (found.request.space.tp, found.request.space.pp) == ((2,), (1,))
+    shown = api.request("GET", "/nodes/a").json()["node"]["commands"]
+    assert [each["ref"] for each in shown] == ["own@00000000000000aa"]
+
+
+def test_a_program_that_no_node_offers_is_refused_and_none_is_brought(api: Api) -> None:
+    assert_problem(api.request("POST", "/tunings", json=TINY | {"command": "own"}), 422, "input", "command")
+    assert_problem(api.request("POST", "/tunings", json=TINY | {"command": "../bin/sh"}), 422, "input", "command")
+    brought = TINY | {"workload": {"command": "own@00000000000000aa"}}
+    assert_problem(api.request("POST", "/tunings", json=brought), 422, "input", "command")
