@@ -67,7 +67,8 @@ setup_framework() { # VENV PACKAGE...
 }
 
 setup_frameworks() { # DIR
-    setup_framework "$1/programs" 'torch<2.14' numpy 'transformers<6' accelerate 'deepspeed<0.20' 'megatron-core==0.16.*'
+    setup_framework "$1/programs" 'torch<2.14' numpy 'transformers<6' accelerate 'deepspeed<0.20' 'megatron-core==0.16.*' \
+        six regex triton
     setup_framework "$1/torchtitan-0.2" 'torch<2.14' 'torchtitan==0.2.*' triton
 }
 
