@@ -10,7 +10,6 @@ from autotune.settings import MAX_LIVE, FleetTimes, Settings, database_file, rea
 ELSEWHERE = "`autotune plan` ranks plans without any hardware"
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
     from pathlib import Path
 
     from autotune.fleet.finishing import Ending
@@ -25,7 +24,7 @@ if TYPE_CHECKING:
     from autotune.specs.command import Command, CommandBook, CommandOffer
     from probes.inventory import NodeInventory
     from probes.launch import WorldShare
-    from probes.program.reading import LogStep
+    from probes.program.reading import LogLines
     from storage import SqlStore
 
 
@@ -83,7 +82,7 @@ def open_prober(cluster: ClusterSpec, file: Path | None = None) -> Prober:
     require_local(cluster)
     settings = read_settings()
     book = open_book(settings, file)
-    return LocalProber(cluster, log_dir=settings.log_dir, commands=book, read_log=read_log_steps)
+    return LocalProber(cluster, log_dir=settings.log_dir, commands=book, read_log=read_log_lines)
 
 
 def open_book(settings: Settings, file: Path | None = None) -> CommandBook:
@@ -117,25 +116,29 @@ def offer_of(command: Command) -> CommandOffer:
     return command.offer(load_model(str(command.directory / path)) if path else None)
 
 
-def read_log_steps(framework: str, lines: bytes) -> Iterator[LogStep]:
-    """The steps in some lines of a framework's log. Raises InputError for what its reader does not understand."""
+def read_log_lines(framework: str, lines: bytes) -> LogLines:
+    """What some lines of a framework's log tell. Raises InputError for what its reader does not understand."""
     from io import BytesIO
 
     from autotune.imports import deepspeed, megatron, nanotron, torchtitan
     from autotune.imports.logs import LogFile
-    from probes.program.reading import LogStep
+    from probes.program.reading import LogLines, LogStep
 
     readers = {"megatron": megatron, "torchtitan": torchtitan, "deepspeed": deepspeed, "nanotron": nanotron}
     log = readers[framework].read(LogFile("the program's log", lambda: BytesIO(lines)))
     memory_bytes = log.reserved_bytes or log.allocated_bytes
-    for step in log.steps:
-        yield LogStep(
+    steps = tuple(
+        LogStep(
             number=step.number,
             time_s=step.time_s,
             tokens_per_s_per_gpu=step.tokens_per_s_per_gpu,
             samples_per_s=step.samples_per_s,
             memory_bytes=memory_bytes,
         )
+        for step in log.steps
+    )
+    batch = log.facts.get("global_batch")
+    return LogLines(steps=steps, global_batch=batch.value if batch and isinstance(batch.value, int) else None)
 
 
 def require_runnable(cluster: ClusterSpec, request: ProbeRequest) -> None:
@@ -169,7 +172,7 @@ def open_local(
     def open_ranks() -> NodeRanks:
         require_local(cluster)
         settings = read_settings()
-        return NodeRanks(log_root=settings.log_dir, commands=open_book(settings, file), read_log=read_log_steps)
+        return NodeRanks(log_root=settings.log_dir, commands=open_book(settings, file), read_log=read_log_lines)
 
     return LocalFleet(store, cluster, open_ranks, merge=merge_reports, share_of=share_of, on_progress=on_progress)
 
@@ -227,7 +230,7 @@ def open_node(settings: Settings, node: Node, interface: str, heartbeat: Heartbe
             address=node.address,
             interface=interface,
             commands=open_book(settings),
-            read_log=read_log_steps,
+            read_log=read_log_lines,
         ),
         share_of=share_of,
         heartbeat=heartbeat,

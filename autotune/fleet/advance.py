@@ -17,6 +17,7 @@ from autotune.errors import InputError, MissingMeasurementError, NothingFitsErro
 from autotune.fleet.eligibility import common_environment, gang_fingerprint, lacks_command, obstacle, too_few
 from autotune.fleet.finishing import MAX_JOBS
 from autotune.fleet.scheduling import FAIRNESS_WINDOW
+from autotune.fleet.spending import limit_s
 from autotune.ports.fleet import FleetStore
 from autotune.specs import (
     Job,
@@ -111,6 +112,8 @@ class Campaign:
         if step.kind in {StepKind.PROBE, StepKind.TRIAL, StepKind.CONFIRM}:
             if not pool.slots:
                 return self._wait_for_nodes(tuning, pool)
+            if limit_s(self._store, tuning) is None:
+                return NextStep(kind=StepKind.WAIT)
             if tuning.message:
                 self._save(tuning, message="")
         self._take(step, tuning, pool, planner)
@@ -121,7 +124,17 @@ class Campaign:
         # Whatever has ended was tried as often as it is ever tried: another attempt is under way where one is due.
         attempted: list[ProbeRequest] = [job.request for job in probes]
         in_flight = sum(job.state is not JobState.ENDED for job in probes)
-        return planner.facts(tuning, attempted=attempted, in_flight=in_flight, slots=max(pool.slots, 1))
+        return planner.facts(
+            tuning,
+            attempted=attempted,
+            probes_gpu_s=[
+                tuning.cluster.devices * (job.ended_at - job.granted_at).total_seconds()
+                for job in probes
+                if job.granted_at is not None and job.ended_at is not None
+            ],
+            in_flight=in_flight,
+            slots=max(pool.slots, 1),
+        )
 
     def _take(self, step: NextStep, tuning: Tuning, pool: Pool, planner: Planner) -> None:
         match step.kind:
@@ -169,7 +182,7 @@ class Campaign:
             tuning_id=tuning.id,
             principal=self._whose(tuning),
             environment_key=pool.environment_key,
-            deadline_s=deadline_s,
+            deadline_s=min(deadline_s, limit_s(self._store, tuning) or deadline_s),
             created_at=self._store.now(),
         )
 

@@ -10,6 +10,7 @@ from autotune.fleet.eligibility import gang_fingerprint
 from autotune.fleet.failures import QUARANTINE_AT, SLOW_RATIO, STRAGGLER, STRAGGLES_AT, Judgement, judge, same_work
 from autotune.fleet.health import after_health_probe
 from autotune.fleet.scheduling import schedule
+from autotune.fleet.spending import cut_short, retried_within
 from autotune.ports.fleet import FleetStore, Queue
 from autotune.specs import FailureKind, Job, JobPurpose, JobState, NodeIncident, NodeState, ProbeOutcome
 from autotune.specs.fleet import LOCAL
@@ -81,14 +82,17 @@ def warm_nodes(job: Job) -> Sequence[str]:
 
 
 def _judge(store: FleetStore, job: Job, ending: Ending, merge: Merge) -> Judgement:
+    tuning = store.tuning(job.tuning_id) if job.tuning_id is not None else None
+    if tuning is not None and (cut := cut_short(tuning, job, ending.outcome)) is not None:
+        return Judgement(failure=cut, retry=None, incidents=(), cleared=())
     if job.pool.startswith(LOCAL):  # with one machine there is nobody else to try it or to blame
         return Judgement(failure=ending.outcome.failure, retry=None, incidents=(), cleared=())
     # A check of an old winner takes its measurements again itself.
     wanted, earlier = job.purpose is not JobPurpose.REGRESSION, []
-    if job.tuning_id is not None:
-        wanted = not store.tuning(job.tuning_id).state.ended
+    if tuning is not None:
+        wanted = not tuning.state.ended
         if job.attempt > 1:
-            ended = store.jobs(tuning_id=job.tuning_id, states={JobState.ENDED}, limit=MAX_JOBS)
+            ended = store.jobs(tuning_id=tuning.id, states={JobState.ENDED}, limit=MAX_JOBS)
             earlier = [each for each in ended if same_work(job, each)]
     others_s: Mapping[str, float] = {}
     if job.cluster.nodes == 1 and ending.calc_s and ending.outcome.failure is None:
@@ -103,6 +107,8 @@ def _judge(store: FleetStore, job: Job, ending: Ending, merge: Merge) -> Judgeme
         calc_s=ending.calc_s,
         others_s=others_s,
     )
+    if tuning is not None:
+        verdict = replace(verdict, retry=retried_within(store, tuning, ending.outcome, verdict.retry))
     if job.purpose is not JobPurpose.REGRESSION:
         return verdict
     # Ranks that straggle are what the check is about: it names them itself, and needs the same nodes to its end.

@@ -37,6 +37,7 @@ from autotune.specs import (
     TuningState,
 )
 from autotune.specs.fleet import LOCAL
+from autotune.tuning.planner import DEADLINE_LEAST_S
 
 OnEvent = Callable[[TuningEvent], None]
 OnProgress = Callable[[ProbeRequest, ProbeProgress], None]
@@ -320,6 +321,8 @@ class _Told:
     def run(self, share: Any, request: ProbeRequest, **how: Any) -> MemberReport:
         self._on_progress(request, ProbeProgress(phase="start"))
         report, lost_s = self._run(share, request, how), 0.0
+        if report.failure is FailureKind.HANG and how["deadline_s"] < DEADLINE_LEAST_S:
+            return report  # the budget did not reach for it
         if _never_ready(report) and report.failure is not FailureKind.UNAVAILABLE:
             lost_s = report.wall_s  # a rank may be killed while it starts: that says nothing yet
             report = self._run(share, request, how)

@@ -6,7 +6,9 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
+from statistics import median
 
+from autotune.knowledge.settling import PROBE_S, START_S
 from autotune.search.acquisition import StopVerdict
 from autotune.search.ranking import MIN_REPEATS, RankedPlan, contenders, most_repeats, undecided
 from autotune.specs import Budget, Plan, ProbeRequest, TuningState
@@ -19,6 +21,11 @@ CLOSE_WIN = 0.05
 STALE_TRIALS = 3
 # The share of the budget that the search leaves for measuring contenders again.
 RESERVE_SHARE = 0.25
+# The share of a budget of GPU-seconds that probes may take where the catalog's figures can stand in for them.
+PROBES_SHARE = 0.5
+# A budget is refused before anything runs if it is under this share of what ranks and probes are assumed to take:
+# a quiet machine that has little to measure needs about as little.
+QUICKEST = 0.2
 # So many trials in a row that all attempts of were lost with their nodes: it is the nodes, or what the model does to
 # them, and another trial would cost another node.
 MAX_LOST_IN_A_ROW = 5
@@ -56,7 +63,11 @@ class Facts:
 
     Args:
         state: of the tuning.
+        devices: that each job holds.
+        spent_gpu_s: GPU-seconds of all jobs that ended.
         missing_probes: what the profile still lacks, most important first.
+        probes_gpu_s: GPU-seconds of each probe that ended, in order; the first one started the ranks.
+        catalog: whether figures of the catalog can stand in for missing probes.
         verdict: of the search (None before it began).
         ranking: measured plans, fastest first.
         trials: trials that ended, repeats included.
@@ -70,7 +81,11 @@ class Facts:
     """
 
     state: TuningState
+    devices: int = 1
+    spent_gpu_s: float = 0.0
     missing_probes: Sequence[ProbeRequest] = ()
+    probes_gpu_s: Sequence[float] = ()
+    catalog: bool = False
     verdict: StopVerdict | None = None
     ranking: Sequence[RankedPlan] = ()
     trials: int = 0
@@ -117,9 +132,37 @@ def next_step(facts: Facts) -> NextStep:
 
 
 def _profiling(facts: Facts) -> NextStep:
-    if facts.missing_probes:
-        return NextStep(kind=StepKind.PROBE, probe=facts.missing_probes[0])
-    return NextStep(kind=StepKind.CALIBRATE)
+    if not facts.missing_probes:
+        return NextStep(kind=StepKind.CALIBRATE)
+    probe = NextStep(kind=StepKind.PROBE, probe=facts.missing_probes[0])
+    return probe if facts.budget.gpu_s is None else _within_budget(facts, facts.budget.gpu_s, probe)
+
+
+def _within_budget(facts: Facts, limit: float, probe: NextStep) -> NextStep:
+    """The probe, if the budget reaches for those that are missing and a trial; as far as can be told by now."""
+    number = len(facts.missing_probes)
+    if not facts.probes_gpu_s and not facts.in_flight:
+        needed = facts.devices * (START_S + PROBE_S * (0 if facts.catalog else number))
+        if limit < QUICKEST * needed:
+            what = "to start ranks" if facts.catalog else f"to start ranks and for {number} probes"
+            reason = (
+                f"{limit:g} GPU-seconds are too few: {what} {facts.devices} devices need about {needed:.0f} (assumed), "
+                "and trials come on top; nothing was run"
+            )
+            return NextStep(kind=StepKind.FAIL, reason=reason)
+    spent = f"{facts.spent_gpu_s:.0f} of the {limit:g} GPU-seconds are spent"
+    if facts.spent_gpu_s >= limit:
+        return NextStep(kind=StepKind.FAIL, reason=f"{spent}, and {number} more probes are to come before any trial")
+    if len(facts.probes_gpu_s) < 2:  # the first says more of the start than of probes
+        return probe
+    usual = median(facts.probes_gpu_s[1:])
+    if facts.catalog:
+        return probe if facts.spent_gpu_s + usual <= PROBES_SHARE * limit else NextStep(kind=StepKind.CALIBRATE)
+    needed = usual * (number + 1)
+    if facts.spent_gpu_s + needed <= limit:
+        return probe
+    reason = f"{spent}, and {number} more probes and a trial need about {needed:.0f}"
+    return NextStep(kind=StepKind.FAIL, reason=reason)
 
 
 def _searching(facts: Facts) -> NextStep:

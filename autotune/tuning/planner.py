@@ -25,6 +25,7 @@ from autotune.specs import (
     ClusterSpec,
     CollectiveReading,
     CollectiveRequest,
+    DeviceKind,
     Estimate,
     FailureKind,
     LayerRequest,
@@ -74,13 +75,20 @@ class Planner:
         self._trials: Sequence[Trial] = ()
 
     def facts(
-        self, tuning: Tuning, *, attempted: Collection[ProbeRequest] = (), in_flight: int = 0, slots: int = 1
+        self,
+        tuning: Tuning,
+        *,
+        attempted: Collection[ProbeRequest] = (),
+        probes_gpu_s: Sequence[float] = (),
+        in_flight: int = 0,
+        slots: int = 1,
     ) -> Facts:
         """Everything that the next step depends on.
 
         Args:
             tuning: as it stands.
             attempted: the probes that were started, whatever came of them.
+            probes_gpu_s: GPU-seconds of those that ended, in order.
             in_flight: probes under way; trials under way are those that run in the store.
             slots: how many of either may be.
 
@@ -91,7 +99,15 @@ class Planner:
         if tuning.state is TuningState.PROFILING:
             missing = self._missing(attempted)
             return Facts(
-                state=tuning.state, missing_probes=missing, budget=tuning.budget, in_flight=in_flight, slots=slots
+                state=tuning.state,
+                devices=tuning.cluster.devices,
+                spent_gpu_s=tuning.gpu_s_spent,
+                missing_probes=missing,
+                probes_gpu_s=probes_gpu_s,
+                catalog=tuning.cluster.device.kind is not DeviceKind.CPU,
+                budget=tuning.budget,
+                in_flight=in_flight,
+                slots=slots,
             )
         if tuning.state is not TuningState.SEARCHING:
             return Facts(state=tuning.state, budget=tuning.budget)

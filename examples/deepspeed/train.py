@@ -14,6 +14,7 @@ from pathlib import Path
 import deepspeed
 import torch
 from deepspeed.pipe import LayerSpec, PipelineModule
+from deepspeed.utils.logging import set_log_level_from_string
 from torch import nn
 from transformers import LlamaConfig, LlamaForCausalLM
 
@@ -61,6 +62,7 @@ def main() -> None:
     micro_batch, accumulation = told["train_micro_batch_size_per_gpu"], told["gradient_accumulation_steps"]
     tp = told.get("tensor_parallel", {}).get("autotp_size", 1)
     torch.set_num_threads(1)
+    set_log_level_from_string("info")  # else it says only warnings, and nothing of its speed
     deepspeed.init_distributed(dist_backend="nccl" if torch.cuda.is_available() else "gloo")
     torch.manual_seed(0)
     config = LlamaConfig.from_json_file(options.model)

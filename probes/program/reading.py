@@ -37,11 +37,19 @@ class LogStep:
     memory_bytes: float | None = None
 
 
-ReadLog = Callable[[str, bytes], Iterable[LogStep]]
-"""The steps in whole lines of a framework's log. Raises InputError for a line that it does not understand."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LogLines:
+    """What whole lines of a framework's log tell: steps, and the sequences a step by which it counts samples."""
+
+    steps: tuple[LogStep, ...] = ()
+    global_batch: int | None = None
 
 
-def no_logs(framework: str, lines: bytes) -> Iterable[LogStep]:
+ReadLog = Callable[[str, bytes], LogLines]
+"""Reads whole lines of a framework's log. Raises InputError for a line that it does not understand."""
+
+
+def no_logs(framework: str, lines: bytes) -> LogLines:
     """Where nobody gave readers of logs."""
     raise InputError("speed.source", framework, "readers of logs are not at hand here")
 
@@ -139,17 +147,23 @@ class _Pattern:
         """All is printed."""
 
 
+_TELLS_SPEED_IF = {"deepspeed": "it tells its speed at log level info, which 0.19 is not at by itself"}
+"""What a framework's log needs before speeds are in it."""
+
+
 class _Log:
     """A framework's own log, through our readers of logs."""
 
     def __init__(self, framework: str, steps: Steps, request: StepRequest, read: ReadLog) -> None:
         self._framework, self._steps, self._request, self._read = framework, steps, request, read
         self._complaint = ""
+        self._batch: int | None = None  # DeepSpeed's AutoTP counts the ranks of tp as replicas
 
     @property
     def wanted(self) -> str:
         """What it looks for, in words."""
-        return f"a step in a log of {self._framework}" + (f" ({self._complaint})" if self._complaint else "")
+        said = self._complaint or _TELLS_SPEED_IF.get(self._framework, "")
+        return f"a step in a log of {self._framework}" + (f" ({said})" if said else "")
 
     def lines(self, lines: list[bytes], arrived_s: float) -> None:
         found = self._try(lines)
@@ -161,7 +175,7 @@ class _Log:
             if each.tokens_per_s_per_gpu:
                 time_s = seconds_a_step(Unit.TOKENS_PER_GPU, each.tokens_per_s_per_gpu, workload, devices)
             elif each.samples_per_s:
-                time_s = seconds_a_step(Unit.SAMPLES, each.samples_per_s, workload, devices)
+                time_s = (self._batch or workload.global_batch) / each.samples_per_s
             if time_s:
                 self._steps.add(
                     Step(number=each.number, time_s=time_s, arrived_s=arrived_s, memory_bytes=each.memory_bytes)
@@ -171,7 +185,9 @@ class _Log:
         if not any(line.strip() for line in lines):
             return []
         try:
-            return list(self._read(self._framework, b"\n".join(lines) + b"\n"))
+            read = self._read(self._framework, b"\n".join(lines) + b"\n")
+            self._batch = read.global_batch or self._batch
+            return list(read.steps)
         except InputError as error:
             self._complaint = self._complaint or str(error)
             return None

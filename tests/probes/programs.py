@@ -13,7 +13,7 @@ from local_ranks import cpu_cluster
 from autotune.catalog import smallest
 from autotune.specs import ClusterSpec, DType, Plan, ProbeOutcome, StepRequest, Workload
 from autotune.specs.command import CommandBook
-from autotune.wiring import read_log_steps
+from autotune.wiring import read_log_lines
 from probes.launch import LocalProber
 
 MODEL = smallest()
@@ -50,5 +50,5 @@ class Bench:
 
     def run_request(self, request: StepRequest, cluster: ClusterSpec | None = None) -> ProbeOutcome:
         logs, book = self.folder / "logs", CommandBook(self.folder)
-        with LocalProber(cluster or cpu_cluster(2), log_dir=logs, commands=book, read_log=read_log_steps) as prober:
+        with LocalProber(cluster or cpu_cluster(2), log_dir=logs, commands=book, read_log=read_log_lines) as prober:
             return prober.run(request, deadline_s=60.0)

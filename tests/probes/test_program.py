@@ -121,6 +121,17 @@ def test_steps_of_a_log_of_megatron(bench: Bench) -> None:
     assert reading_of(bench.run(code, speed={"source": "megatron"})).step_time_s == pytest.approx(0.02)
 
 
+def test_samples_of_deepspeed_are_of_the_batch_that_it_counts(bench: Bench) -> None:
+    """Under AutoTP it takes the ranks of tp for replicas: 32 sequences a step where 16 are trained."""
+    code = (
+        "import time\nprint('[INFO] [config.py:678:print]   train_batch_size .......... 32')\n"
+        "for i in range(3, 60):\n time.sleep(0.02)\n"
+        " print(f'[INFO] [timer.py:264:stop] epoch=0/micro_step={4 * i}/global_step={i}, RunningAvgSamplesPerSec=1.0,'"
+        " f' CurrSamplesPerSec=1600.0, MemAllocated=0.43GB, MaxMemAllocated=0.43GB', flush=True)\n"
+    )
+    assert reading_of(bench.run(code, speed={"source": "deepspeed"})).step_time_s == pytest.approx(0.02)
+
+
 def test_steps_without_a_figure_take_until_their_line_comes(bench: Bench) -> None:
     code = "import time\nfor i in range(60):\n time.sleep(0.05)\n print('step', i, flush=True)"
     speed = {"source": "pattern", "pattern": r"step (?P<step>\d+)", "unit": "arrival"}
@@ -161,6 +172,12 @@ def test_a_program_that_ends_well_without_training(bench: Bench) -> None:
     message = failed(bench.run("print('nothing to do')"), FailureKind.ILLEGAL)
     assert "ended well without a line like" in message
     assert "did it train?" in message
+
+
+def test_deepspeed_that_tells_no_speed_because_of_its_log_level(bench: Bench) -> None:
+    code = "print('DeepSpeed deepspeed.ops.comm.deepspeed_shm_comm_op built successfully')"
+    message = failed(bench.run(code, speed={"source": "deepspeed"}), FailureKind.ILLEGAL)
+    assert "it tells its speed at log level info" in message
 
 
 def test_a_program_that_ignores_sigterm(bench: Bench) -> None:

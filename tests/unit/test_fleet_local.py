@@ -393,3 +393,29 @@ def test_pools_of_other_hosts_and_living_processes_stay(store: SqlStore) -> None
     assert store.local_pools() == sorted(names[:2])
     with pytest.raises(ValueError, match="fleet's"):
         store.discard_pool("box")
+
+
+def test_no_job_may_run_longer_than_the_budget_reaches(store: SqlStore) -> None:
+    """Each probe and trial costs 2 GPU-seconds. The trial that is cut by the budget is nobody's fault, and the last."""
+
+    def stuck(request: ProbeRequest) -> MemberReport | None:
+        hangs = isinstance(request, StepRequest) and len(store.trials(tuning.id)) == 3
+        return MemberReport(failure=FailureKind.HANG, message="rank 0 ran at the deadline") if hangs else None
+
+    tuning = submit(store, tuning_of(MODEL, CLUSTER, WORKLOAD, space=SPACE, budget=Budget(gpu_s=120.0), seed=3))
+    ended = run(store, tuning, Ranks(meanwhile=stuck))
+    jobs, spent = store.jobs(tuning_id=tuning.id), 0.0
+    for job in jobs:
+        assert job.deadline_s <= (120.0 - spent) / 2 + 1e-9
+        spent += 2.0
+    assert ended.state is TuningState.DONE
+    cut = store.trials(tuning.id)[2]
+    assert cut.failure is not None
+    assert (cut.failure.kind, cut.failure.message) == (FailureKind.CANCELLED, "the budget of 120 GPU-seconds ended it")
+
+
+def test_a_budget_that_cannot_do_fails_before_ranks_measure_anything(store: SqlStore) -> None:
+    ranks = Ranks()
+    ended = run(store, submit(store, tuning_of(MODEL, CLUSTER, WORKLOAD, space=SPACE, budget=Budget(gpu_s=2.0))), ranks)
+    assert (ended.state, ranks.asked, ended.gpu_s_spent) == (TuningState.FAILED, [], 0.0)
+    assert ended.message.startswith("2 GPU-seconds are too few")

@@ -202,3 +202,48 @@ def test_trials_lost_in_a_row_end_a_tuning() -> None:
     step = next_step(facts)
     assert step.kind is StepKind.FAIL
     assert "5 trials were lost with their nodes" in step.reason
+
+
+def profiling(
+    limit: float, *probes_gpu_s: float, missing: int = 6, catalog: bool = False, spent: float | None = None
+) -> Facts:
+    return Facts(
+        state=TuningState.PROFILING,
+        devices=4,
+        spent_gpu_s=sum(probes_gpu_s) if spent is None else spent,
+        missing_probes=[PROBE] * missing,
+        probes_gpu_s=probes_gpu_s,
+        catalog=catalog,
+        budget=Budget(gpu_s=limit),
+    )
+
+
+def test_a_budget_that_is_too_small_by_far_is_refused_before_anything_runs() -> None:
+    """Four devices: 10 s to start and 6 probes of 2 s are taken to need 4 * 22 = 88, and a fifth of it to be possible.
+    With a catalog only the start is needed: 40."""
+    step = next_step(profiling(10.0))
+    assert step.kind is StepKind.FAIL
+    assert step.reason == (
+        "10 GPU-seconds are too few: to start ranks and for 6 probes 4 devices need about 88 (assumed), and trials "
+        "come on top; nothing was run"
+    )
+    assert next_step(profiling(18.0)).kind is StepKind.PROBE
+    assert next_step(profiling(10.0, catalog=True)).kind is StepKind.PROBE
+    assert next_step(profiling(7.0, catalog=True)).kind is StepKind.FAIL
+
+
+def test_profiling_ends_when_the_budget_does_not_reach_for_the_rest_and_a_trial() -> None:
+    """The first probe started the ranks; 5 more like the others and a trial need 6 times their median."""
+    assert next_step(profiling(100.0, 30.0, missing=5)).kind is StepKind.PROBE
+    assert next_step(profiling(100.0, 30.0, 9.0, missing=5)).kind is StepKind.PROBE  # 39 and 54
+    step = next_step(profiling(100.0, 30.0, 12.0, missing=5))
+    assert step.kind is StepKind.FAIL
+    assert step.reason == "42 of the 100 GPU-seconds are spent, and 5 more probes and a trial need about 72"
+    over = next_step(profiling(100.0, 103.0, missing=5))
+    assert over.reason == "103 of the 100 GPU-seconds are spent, and 5 more probes are to come before any trial"
+    assert next_step(profiling(100.0, 30.0, 12.0, 12.0, missing=0)).kind is StepKind.CALIBRATE
+
+
+def test_where_the_catalog_stands_in_probes_leave_half_of_the_budget_to_trials() -> None:
+    assert next_step(profiling(100.0, 30.0, 9.0, catalog=True)).kind is StepKind.PROBE
+    assert next_step(profiling(100.0, 30.0, 12.0, catalog=True)).kind is StepKind.CALIBRATE
