@@ -112,4 +112,4 @@ def _print(found: ImportedPlan) -> None:
         what = each.what or "not known here"
         console.print(f"not in the plan: {each.name} {each.value}{where}: {what}", soft_wrap=True)
     if found.exact:
-        console.print("The plan says all of it.")
+        console.print("The plan says all of it that changes a step's time or memory.")

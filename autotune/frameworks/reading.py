@@ -89,7 +89,7 @@ class ImportedPlan:
 
     @property
     def exact(self) -> bool:
-        """Whether the plan says all of it."""
+        """Whether the plan says all that changes a step's time or memory."""
         return not self.remainder
 
     def to_data(self) -> dict[str, Any]:
@@ -192,7 +192,9 @@ def _model(launch: Launch, given: Given, facts: Mapping[str, Any]) -> tuple[Mode
     if "vocab" not in data and all(name in data for name in _SHAPE if name != "vocab"):
         shape = ModelSpec.from_data({"name": "unnamed", "vocab": 1, **data}, launch.file)
         if (known := next((each for each in models() if _same(each, shape)), None)) is not None:
-            return known, [f"the model is {known.name} with its vocabulary of {known.vocab}"]
+            longest = data.get("max_positions") or known.max_positions
+            said = f"the model is {known.name} with its vocabulary of {known.vocab}"
+            return known.model_copy(update={"max_positions": longest}), [said]
     missing = [name for name in _SHAPE if name not in data]
     if missing:
         allowed = f"the file does not state {', '.join(missing)} of its model: give --model"

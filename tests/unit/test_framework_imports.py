@@ -71,7 +71,7 @@ def test_what_was_exported_is_read_back_as_the_same_plan(target: str) -> None:
 def test_every_legal_plan_is_read_back(target: str, preset: str) -> None:
     table = legal_plans(model(preset), CLUSTER, WORKLOAD, EVERYTHING)
     exported = round_trips(target, preset, [table.plan(row) for row in range(len(table))])
-    assert exported > 20 or (target == "nanotron" and not exported and preset != "llama3-8b")
+    assert exported > 15 or (target == "nanotron" and not exported and preset != "llama3-8b")
 
 
 TITAN = """

@@ -64,7 +64,7 @@ def test_an_exported_plan_is_imported_as_the_same_plan(name: str, seed: int) -> 
 
 
 def test_gpt3_175b_and_1t_of_sc21() -> None:
-    """Narayanan et al. 2021, arXiv:2104.04473, table 1 and section 5: tp 8, pp 12 with 3 chunks, and tp 8, pp 64."""
+    """Narayanan et al. 2021, arXiv:2104.04473, tp 8, pp 12 (interleaved: chunks of 2 layers), and tp 8, pp 64."""
     small = imported(line("pretrain_gpt.py", 192, **GPT, **{
         "num-layers": 96, "hidden-size": 12288, "num-attention-heads": 96, "micro-batch-size": 1,
         "global-batch-size": 1536, "fp16": None, "tensor-model-parallel-size": 8, "pipeline-model-parallel-size": 12,
@@ -210,6 +210,17 @@ def test_devices_are_asked_for_where_nothing_states_them() -> None:
         imported(text)
     assert imported(text, devices=64).plan.dp == 64
     assert imported(text, variables={"SLURM_NNODES": "4"}).plan.dp == 32
+
+
+def test_positions_that_a_file_states_are_kept_where_its_vocabulary_is_assumed() -> None:
+    said = {**GPT, "seq-length": 4096, "max-position-embeddings": 4096} | {
+        "num-layers": 32, "hidden-size": 4096, "num-attention-heads": 32, "micro-batch-size": 1,
+        "global-batch-size": 64, "bf16": None,
+    }  # fmt: skip
+    del said["vocab-size"]
+    found = imported(line("pretrain_gpt.py", 4, **said))
+    assert (found.model.name, found.model.max_positions, found.workload.seq_len) == ("gpt3-6.7b", 4096, 4096)
+    assert found.assumed[0] == f"the model is gpt3-6.7b with its vocabulary of {model('gpt3-6.7b').vocab}"
 
 
 def test_arrays_defaults_tests_and_functions_of_a_script_are_worked_out() -> None:
