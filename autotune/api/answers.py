@@ -278,6 +278,7 @@ class Launch(Spec):
     config: str
     config_name: str
     placeholders: list[Placeholder]
+    beside: dict[str, str] = {}
     notes: list[str]
     files: dict[str, str]
 
