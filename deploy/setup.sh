@@ -70,6 +70,9 @@ setup_frameworks() { # DIR
     setup_framework "$1/programs" 'torch<2.14' numpy 'transformers<6' accelerate 'deepspeed<0.20' 'megatron-core==0.16.*' \
         six regex triton
     setup_framework "$1/torchtitan-0.2" 'torch<2.14' 'torchtitan==0.2.*' triton
+    setup_framework "$1/torchtitan-0.3" 'torch<2.14' 'torchtitan==0.3.*' triton
+    setup_framework "$1/parsers" 'torch<2.14' numpy 'transformers<6' accelerate 'deepspeed<0.20' \
+        datasets dacite torchtyping 'typeguard<3' triton # what nanotron's configs import
 }
 
 setup_services() {

@@ -106,7 +106,7 @@ def _of_launch(
 ) -> tuple[Inputs, ImportedPlan]:
     """What a launch trains on the cluster. Raises InputError for one that cannot be read."""
     from autotune.cli.inputs import read_model
-    from autotune.cli.plans import read_file, read_variable
+    from autotune.cli.plans import beside, read_file, read_variable
     from autotune.frameworks import Given, import_plan
     from autotune.tuning.targets import with_target
 
@@ -123,7 +123,7 @@ def _of_launch(
         facts={name: named[name] for name in ("seq_len", "global_batch", "dtype") if named[name] is not None},
         variables=dict(map(read_variable, variables)),
     )
-    launch = import_plan(target, file, text, given)
+    launch = import_plan(target, file, text, given, beside(file))
     workload = launch.workload.from_data(with_target(launch.workload.to_data() | {"framework": None, "target": target}))
     return Inputs(model=launch.model, cluster=where, workload=workload), launch
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -55,7 +57,7 @@ def import_plan(
         facts={name: value for name, value in facts.items() if value is not None},
         variables=dict(map(read_variable, variables or [])),
     )
-    found = imported(framework, file, read_file(file), given)
+    found = imported(framework, file, read_file(file), given, beside(file))
     output.tell(found.to_data(), lambda: _print(found), as_json=as_json)
 
 
@@ -80,6 +82,14 @@ def read_file(file: str) -> str:
         return content.decode("utf-8-sig")
     except ValueError:
         raise InputError("standard input", "bytes", "text in UTF-8 is needed") from None
+
+
+def beside(file: str) -> Callable[[str], str]:
+    """Reads what the launch names: from its own folder, or from here where it came from standard input."""
+    from autotune.specs.documents import read_text
+
+    folder = Path.cwd() if file == "-" else Path(file).parent
+    return lambda name: read_text(str(folder / name))
 
 
 def _print(found: ImportedPlan) -> None:

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from autotune.errors import InputError, UnknownNameError
-from autotune.frameworks import deepspeed, megatron, nanotron, nemo, torchtitan
+from autotune.frameworks import deepspeed, megatron, nanotron, nemo, torchtitan, transformers
 from autotune.frameworks.arguments import ExportRequest, LaunchArguments, flags
 from autotune.frameworks.reading import NOTHING, Given, ImportedPlan, Launch
 from autotune.specs import ClusterSpec, FrameworkName, ModelSpec, Plan, Workload
@@ -31,11 +31,11 @@ class _Framework:
 
 _FRAMEWORKS = {
     each.NAME: _Framework(versions=each.VERSIONS, export=each.export, read=getattr(each, "read", None))
-    for each in (megatron, deepspeed, torchtitan, nemo, nanotron)
+    for each in (megatron, deepspeed, torchtitan, nemo, nanotron, transformers)
 }
 _RECORDS = {
     "megatron": FrameworkName.MEGATRON, "nemo": FrameworkName.NEMO, "deepspeed": FrameworkName.DEEPSPEED,
-    "torchtitan": FrameworkName.FSDP, "nanotron": FrameworkName.NANOTRON,
+    "torchtitan": FrameworkName.FSDP, "nanotron": FrameworkName.NANOTRON, "transformers": FrameworkName.FSDP,
 }  # fmt: skip
 _ALSO = {"megatron-lm": "megatron", "megatron-bridge": "nemo"}
 
@@ -102,7 +102,9 @@ def launch_arguments(
     return _FRAMEWORKS[found.name].export(run)
 
 
-def import_plan(target: str, file: str, text: str, given: Given = NOTHING) -> ImportedPlan:
+def import_plan(
+    target: str, file: str, text: str, given: Given = NOTHING, beside: Callable[[str], str] | None = None
+) -> ImportedPlan:
     """The model, workload and plan of a launch of somebody's.
 
     Args:
@@ -110,6 +112,7 @@ def import_plan(target: str, file: str, text: str, given: Given = NOTHING) -> Im
         file: the file's name, for errors.
         text: a launch script, a command line or a config of that framework.
         given: what the user says beside it.
+        beside: reads a file that the launch names.
 
     Raises:
         UnknownNameError: a framework that is not one of `readable()`.
@@ -119,7 +122,7 @@ def import_plan(target: str, file: str, text: str, given: Given = NOTHING) -> Im
     read = _FRAMEWORKS[found.name].read
     if read is None:
         raise UnknownNameError("framework", target, readable())
-    return read(Launch(file=file, text=text, version=found.version), given)
+    return read(Launch(file=file, text=text, version=found.version, beside=beside), given)
 
 
 def own_command(

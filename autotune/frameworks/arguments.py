@@ -39,6 +39,7 @@ class LaunchArguments:
         environment: variables that the command needs.
         config_name: the file that the command reads, "" where there is none.
         config: the text of that file.
+        beside: the texts of the other files that the command needs, by name.
         placeholders: what the user must still fill in; the words of it that `argv` has stand in for it.
         notes: what the framework does differently from our step probe, and what else there is to know.
     """
@@ -49,12 +50,14 @@ class LaunchArguments:
     environment: Mapping[str, str] = field(default_factory=dict)
     config_name: str = ""
     config: str = ""
+    beside: Mapping[str, str] = field(default_factory=dict)
     placeholders: tuple[Placeholder, ...] = ()
     notes: tuple[str, ...] = ()
 
     def files(self) -> dict[str, str]:
         """The text of each file by its name: the script that launches one node, and the config."""
-        return {SCRIPT: _script(self), **({self.config_name: self.config} if self.config_name else {})}
+        config = {self.config_name: self.config} if self.config_name else {}
+        return {SCRIPT: _script(self), **config, **self.beside}
 
     def to_data(self) -> dict[str, Any]:
         """For --json and the API."""
@@ -141,7 +144,11 @@ class ExportRequest:
     def torchrun(self) -> tuple[str, ...]:
         """The start of a command that torchrun runs on every node."""
         nodes = self.cluster.nodes
-        where = ("--rdzv-backend", "c10d", "--rdzv-endpoint", "$MASTER_ADDR:$MASTER_PORT") if nodes > 1 else ()
+        # On one node a port of its own: torchrun's default is one for the whole machine.
+        alone = nodes == 1
+        where = (
+            ("--standalone",) if alone else ("--rdzv-backend", "c10d", "--rdzv-endpoint", "$MASTER_ADDR:$MASTER_PORT")
+        )
         return ("torchrun", "--nnodes", str(nodes), "--nproc-per-node", str(self.cluster.gpus_per_node), *where)
 
 

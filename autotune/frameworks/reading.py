@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -22,11 +22,19 @@ class Launch:
         file: its name, for errors; "-" is standard input.
         text: its content.
         version: of the framework.
+        beside: reads a file that the launch names, as seen from its folder; None where none can be read.
     """
 
     file: str
     text: str
     version: str
+    beside: Callable[[str], str] | None = None
+
+    def other(self, name: str) -> str:
+        """The text of a file that the launch names. Raises InputError where there is none."""
+        if self.beside is None:
+            raise InputError(self.file, name, "it names this file, which is not at hand: give that one")
+        return self.beside(name)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -25,7 +25,7 @@ from autotune.cost.table import (
     module_bits,
     modules_of,
 )
-from autotune.specs import ClusterSpec, DType, FrameworkName, ModelSpec, Module, Position, Workload
+from autotune.specs import ClusterSpec, DType, FrameworkName, ModelSpec, Module, Optimizer, Position, Workload
 
 Integers = npt.NDArray[np.int64]
 
@@ -156,6 +156,11 @@ MODEL_RULES = (
         {NANOTRON, DEEPSPEED},
         lambda case: _all_rows(case, case.workload.dtype is DType.FP8),
         lambda case, i: "it does not train in fp8",
+    ),
+    _of(
+        {NANOTRON},
+        lambda case: _all_rows(case, case.workload.optimizer is Optimizer.SGD),
+        lambda case, i: "its SGD keeps no momentum",
     ),
     _torch_only(
         lambda case: _all_rows(case, case.model.experts > 0),
@@ -312,6 +317,41 @@ FRAMEWORK_RULES = (
         TODAYS,
         lambda case: (case.table.tp > 1) & ~case.table.sequence_parallel & (case.model.experts > 0),
         lambda case, i: "a mixture of experts and tensor parallelism need sequence_parallel",
+    ),
+    _of(
+        {DEEPSPEED},
+        lambda case: (
+            (case.workload.dtype is DType.BF16)
+            & (case.table.pp > 1)
+            & (case.table.dp > 1)
+            & (case.table.zero_stage == 0)
+        ),
+        lambda case, i: "its pipeline shards optimizer states in bf16: zero_stage 1",
+    ),
+    _of(
+        {DEEPSPEED},
+        lambda case: (
+            ((case.table.ep > 1) & (case.table.pp > 1))
+            | ((case.model.experts > 0) & (case.table.ep == 1) & (case.table.tp > 1))
+        ),
+        lambda case, i: "its expert parallelism goes without a pipeline, and its tensor parallelism divides no experts",
+    ),
+    _of(
+        {FSDP},
+        lambda case: (case.table.cp > 1) & (case.table.zero_stage < 2),
+        lambda case, i: "it shards parameters over context-parallel ranks: zero_stage 2 or 3",
+    ),
+    _of(
+        {FSDP},
+        lambda case: (case.table.pp > 1) & case.model.tied,
+        lambda case, i: "it ties no embedding to a head across a pipeline",
+    ),
+    _of(
+        {FSDP},
+        lambda case: (case.table.schedule != INTERLEAVED) & (case.micro_batches < case.table.pp),
+        lambda case, i: (
+            f"its schedules need at least pp = {case.table.pp[i]} micro-batches a step, not {case.micro_batches[i]}"
+        ),
     ),
     _of(
         {FSDP},

@@ -64,7 +64,7 @@ def test_routing_needs_experts_and_models_without_it_keep_their_key() -> None:
         ModelSpec.from_data(model("llama2-7b").to_data() | {"expert_nodes": 4})
     assert saying(expert_nodes=0).key == DEEPSEEK.key != saying(expert_nodes=4).key
     later = {"mixers", "mlp_layers", "moe_every", "expert_hidden", "post_norms", "attention_gate", "indexer"}
-    later |= {"expert_nodes", "expert_capacity"}
+    later |= {"expert_nodes", "expert_capacity", "constants"}
     assert DEEPSEEK.key == DEEPSEEK.digest(without=frozenset({"name", "source", *later}))
 
 

@@ -20,9 +20,12 @@ WORKLOAD = Workload(seq_len=4096, global_batch=64)
 FULL, SELECTIVE = Recompute.FULL, Recompute.SELECTIVE
 
 
-def export(target: str, plan: Plan, preset: str | ModelSpec = "llama3-8b", **workload: object) -> LaunchArguments:
+def export(
+    target: str, plan: Plan, preset: str | ModelSpec = "llama3-8b", cluster: str = "", **workload: object
+) -> LaunchArguments:
     spec = model(preset) if isinstance(preset, str) else preset
-    return launch_arguments(target, spec, CLUSTER, WORKLOAD.model_copy(update=workload), plan)
+    where = cluster_from_shorthand(cluster) if cluster else CLUSTER
+    return launch_arguments(target, spec, where, WORKLOAD.model_copy(update=workload), plan)
 
 
 def options(found: LaunchArguments) -> dict[str, str]:
@@ -39,21 +42,20 @@ def parsed(found: LaunchArguments) -> Any:
 
 
 def test_the_targets_and_an_unknown_one() -> None:
-    assert targets() == ("megatron", "deepspeed", "torchtitan", "nemo", "nanotron")
+    assert targets() == ("megatron", "deepspeed", "torchtitan", "nemo", "nanotron", "transformers")
     with pytest.raises(UnknownNameError, match=r"'colossal'.*megatron"):
         export("colossal", Plan(dp=16))
 
 
 @pytest.mark.parametrize("target", targets())
 def test_every_target_takes_plain_data_parallelism_on_every_node(target: str) -> None:
-    zero_stage = 3 if target == "torchtitan" else 0
-    found = export(target, Plan(dp=16, zero_stage=zero_stage))
+    found = export(target, Plan(dp=16))
     assert found.target == target
     nodes, gpus = ("--num_nodes", "--num_gpus") if target == "deepspeed" else ("--nnodes", "--nproc-per-node")
     assert found.argv[found.argv.index(nodes) + 1] == "2"
     assert found.argv[found.argv.index(gpus) + 1] == "8"
     assert bool(found.config) == bool(found.config_name)
-    assert found.notes
+    assert found.notes or found.placeholders
 
 
 @pytest.mark.parametrize("target", targets())
@@ -137,29 +139,44 @@ def test_megatron_says_the_number_formats(dtype: DType, grad_dtype: DType, words
 def test_deepspeed_says_batch_and_stage() -> None:
     found = export("deepspeed", Plan(tp=2, dp=8, micro_batch=2, zero_stage=2))
     assert parsed(found) == {
-        "train_batch_size": 64,
         "train_micro_batch_size_per_gpu": 2,
         "gradient_accumulation_steps": 4,
         "zero_optimization": {"stage": 2},
         "data_types": {"grad_accum_dtype": "fp32"},
         "bf16": {"enabled": True},
         "tensor_parallel": {"autotp_size": 2},
+        "optimizer": {"type": "AdamW", "params": {"lr": 3e-4, "torch_adam": True}},
     }
     assert "autotune.json" in found.argv
+    assert parsed(export("deepspeed", Plan(dp=16)))["train_batch_size"] == 64
 
 
-def test_deepspeed_tells_what_its_config_does_not_hold() -> None:
-    found = export("deepspeed", Plan(pp=4, dp=4, recompute=FULL))
-    assert parsed(found)["gradient_accumulation_steps"] == 16
-    assert any("num_stages=4" in note for note in found.notes)
-    assert any("activation_checkpoint_interval=1" in note for note in found.notes)
-    assert any("ep_size=8" in note for note in export("deepspeed", Plan(dp=16, ep=8), "mixtral-8x7b").notes)
+def test_deepspeed_adds_gradients_up_as_it_can() -> None:
+    def said(plan: Plan, **workload: object) -> tuple[int, str]:
+        config = parsed(export("deepspeed", plan, **workload))
+        return config["zero_optimization"]["stage"], config["data_types"]["grad_accum_dtype"]
+
+    assert said(Plan(dp=16)) == (0, "bf16")
+    assert said(Plan(dp=16, zero_stage=1)) == (1, "fp32")
+    assert said(Plan(pp=16)) == (1, "fp32")  # one replica: nothing is sharded, and there is an fp32 accumulator
+    assert said(Plan(dp=16), dtype=DType.FP32) == (0, "fp32")
+
+
+def test_deepspeeds_config_holds_what_its_script_needs() -> None:
+    config = parsed(export("deepspeed", Plan(pp=4, dp=4, zero_stage=1, recompute=FULL)))
+    assert config["gradient_accumulation_steps"] == 16
+    assert config["pipeline"] == {"stages": 4, "activation_checkpoint_interval": 1}
+    whole = parsed(export("deepspeed", Plan(dp=16, recompute=FULL)))
+    assert whole["activation_checkpointing"] == {"number_checkpoints": 32}
+    experts = export("deepspeed", Plan(dp=16, ep=8), "mixtral-8x7b")
+    assert parsed(experts)["expert_parallel"]["autoep_size"] == 8
+    assert json.loads(experts.files()["config.json"])["model_type"] == "mixtral"
 
 
 def test_torchtitan_says_pipeline_and_shards() -> None:
     plan = Plan(tp=2, pp=2, dp=4, vpp=2, micro_batch=2, zero_stage=2, recompute=FULL, sequence_parallel=True,
                 schedule=Schedule.INTERLEAVED)  # fmt: skip
-    config = parsed(export("torchtitan", plan))
+    config = parsed(export("torchtitan@0.2", plan))
     assert config["parallelism"] == {
         "data_parallel_replicate_degree": 1, "data_parallel_shard_degree": 4, "fsdp_reshard_after_forward": "never",
         "tensor_parallel_degree": 2, "context_parallel_degree": 1, "expert_parallel_degree": 1,
@@ -173,10 +190,10 @@ def test_torchtitan_says_pipeline_and_shards() -> None:
 
 
 def test_torchtitan_accumulates_without_a_pipeline() -> None:
-    config = parsed(export("torchtitan", Plan(dp=16, micro_batch=2, zero_stage=3)))
+    config = parsed(export("torchtitan@0.2", Plan(dp=16, micro_batch=2, zero_stage=3)))
     assert config["training"]["local_batch_size"] == 2
     assert config["parallelism"]["fsdp_reshard_after_forward"] == "always"
-    replicated = parsed(export("torchtitan", Plan(dp=16)))["parallelism"]
+    replicated = parsed(export("torchtitan@0.2", Plan(dp=16)))["parallelism"]
     assert (replicated["data_parallel_replicate_degree"], replicated["data_parallel_shard_degree"]) == (16, 1)
 
 
@@ -210,9 +227,27 @@ def test_nanotron_says_the_plan_and_the_shape() -> None:
     assert config["optimizer"]["zero_stage"] == 1
     assert config["model"]["model_config"]["num_key_value_heads"] == 8
     assert parsed(export("nanotron", Plan(pp=16, schedule=Schedule.GPIPE)))["parallelism"]["pp_engine"] == "afab"
-    plain = parsed(export("nanotron", Plan(tp=2, dp=8), optimizer=Optimizer.SGD))
-    assert plain["parallelism"]["tp_mode"] == "ALL_REDUCE"
-    assert plain["optimizer"]["optimizer_factory"] == {"name": "sgd"}
+    assert parsed(export("nanotron", Plan(tp=2, dp=8)))["parallelism"]["tp_mode"] == "ALL_REDUCE"
+
+
+def test_transformers_says_replicas_and_shards() -> None:
+    plain = parsed(export("transformers", Plan(dp=16, micro_batch=2, recompute=FULL)))
+    assert (plain["per_device_train_batch_size"], plain["gradient_accumulation_steps"]) == (2, 2)
+    assert plain["gradient_checkpointing"]
+    assert "fsdp" not in plain
+    sharded = parsed(export("transformers", Plan(dp=16, zero_stage=2, recompute=FULL)))
+    assert sharded["fsdp_config"] == {
+        "version": 2, "reshard_after_forward": False, "transformer_layer_cls_to_wrap": ["LlamaDecoderLayer"],
+        "activation_checkpointing": True,
+    }  # fmt: skip
+    assert "gradient_checkpointing" not in sharded
+
+
+def test_stages_of_unequal_length_are_named() -> None:
+    parts = parsed(export("torchtitan@0.2", Plan(pp=5, dp=2, zero_stage=3), cluster="h100-80gb-sxm:1x10"))
+    found = parts["parallelism"]["module_fqns_per_model_part"]
+    assert [sum(name.startswith("layers.") for name in part) for part in found] == [7, 7, 6, 6, 6]
+    assert (found[0][0], found[-1][-2:], found[1][0]) == ("tok_embeddings", ["norm", "output"], "layers.7")
 
 
 INTERLEAVED = {"pp": 2, "dp": 8, "vpp": 2, "schedule": Schedule.INTERLEAVED}
@@ -235,8 +270,15 @@ INTERLEAVED = {"pp": 2, "dp": 8, "vpp": 2, "schedule": Schedule.INTERLEAVED}
         ("deepspeed", Plan(cp=2, dp=8), "context parallelism"),
         ("deepspeed", Plan(dp=16, recompute=SELECTIVE), "whole layers"),
         ("torchtitan", Plan(dp=16, zero_stage=1), "no ZeRO-1"),
-        ("torchtitan", Plan(pp=2, dp=8), "DDP combines with no other axis"),
-        ("torchtitan", Plan(tp=2, dp=8, zero_stage=2), "always sequence parallel"),
+        ("torchtitan@0.2", Plan(pp=2, dp=8), "DDP combines with no other axis"),
+        ("torchtitan@0.2", Plan(tp=2, dp=8, zero_stage=2), "always sequence parallel"),
+        ("torchtitan@0.2", Plan(pp=16), "with dp and cp 1 it trains in fp32"),
+        ("torchtitan", Plan(cp=2, dp=8), "always shards parameters over context-parallel ranks"),
+        ("torchtitan", Plan(pp=8, dp=2, micro_batch=8, zero_stage=3), r"at least pp \(8\) micro-batches .* has 4"),
+        ("deepspeed", Plan(pp=2, dp=8), "shards optimizer states in bf16"),
+        ("transformers", Plan(pp=2, dp=8), "no pipeline"),
+        ("transformers", Plan(tp=2, dp=8), "covers data parallelism"),
+        ("transformers", Plan(dp=16, zero_stage=1), "no ZeRO-1"),
         ("torchtitan", Plan(dp=16, zero_stage=2, recompute=SELECTIVE), "selective"),
         ("nanotron", Plan(dp=16, zero_stage=2), "ZeRO-0 and ZeRO-1"),
         ("nanotron", Plan(**INTERLEAVED), "no interleaved"),
@@ -256,7 +298,20 @@ def test_a_plan_without_words_is_refused_with_the_reason(target: str, plan: Plan
     [
         ("megatron", "qwen3-4b", Plan(pp=16), {}, r"layers \(36\), or .*divisible by pp \* vpp \(16\)"),
         ("megatron", "mixtral-8x7b", Plan(tp=2, dp=8), {}, "needs sequence_parallel"),
-        ("torchtitan", "qwen3-4b", Plan(pp=16), {}, r"layers \(36\)"),
+        ("torchtitan", "qwen3-4b", Plan(pp=4, dp=4, zero_stage=3), {}, "ties no embedding to a head"),
+        ("torchtitan@0.2", "qwen3-8b", Plan(pp=4, dp=4, zero_stage=3), {}, "Qwen3, .*, has no pipeline"),
+        ("torchtitan", "gpt2", Plan(dp=16), {}, "RMSNorm"),
+        ("torchtitan", "llama3-8b", Plan(tp=8, dp=2, zero_stage=3, sequence_parallel=True), {"seq_len": 4092}, "of 8"),
+        (
+            "deepspeed",
+            "llama3-8b",
+            Plan(dp=16),
+            {"grad_dtype": DType.FP32},
+            "without ZeRO it adds gradients up in bf16",
+        ),
+        ("deepspeed", "mixtral-8x7b", Plan(tp=2, dp=8), {}, "divides no experts"),
+        ("nanotron", "llama3-8b", Plan(dp=16), {"optimizer": Optimizer.SGD}, "no momentum"),
+        ("transformers", "deepseek-v3", Plan(dp=16), {}, "no family of transformers"),
         ("torchtitan", "llama3-8b", Plan(dp=16), {"dtype": DType.FP16}, "fp16"),
         ("torchtitan", "llama3-8b", Plan(dp=16), {"grad_dtype": DType.BF16}, "fp32 only"),
         ("torchtitan", "llama3-8b", Plan(dp=16), {"optimizer": Optimizer.SGD}, "AdamW"),

@@ -213,8 +213,8 @@ NORMS = Plan(dp=8, recompute=Recompute.SELECTIVE, recompute_modules=(Module.LAYE
         ("megatron", NORMS, {}, "--recompute-modules layernorm mlp"),
         ("nemo", NORMS, {}, "model.recompute_modules=[layernorm,mlp]"),
         ("nemo", SHARDED, {"cross_entropy": "fused"}, "model.cross_entropy_fusion_impl=te"),
-        ("deepspeed", SHARDED, {"reduce_dtype": "bf16"}, '"communication_data_type": "bfp16"'),
-        ("torchtitan", Plan(dp=8, zero_stage=3, recompute=Recompute.OP), {}, 'selective_ac_option = "op"'),
+        ("deepspeed", SHARDED, {"reduce_dtype": "bf16"}, '"communication_data_type": "bf16"'),
+        ("torchtitan@0.2", Plan(dp=8, zero_stage=3, recompute=Recompute.OP), {}, 'selective_ac_option = "op"'),
     ],
 )
 def test_exports_write_what_was_chosen(target: str, plan: Plan, changes: dict[str, Any], said: str) -> None:
