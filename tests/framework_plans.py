@@ -94,6 +94,8 @@ def read(python: str, reader: str, found: list[Exported]) -> list[dict[str, Any]
         **os.environ,
         "OMP_NUM_THREADS": "1",
         "HF_HUB_OFFLINE": "1",
+        # DeepSpeed compiles there, and waits for ever for a lock that a killed run left.
+        "TORCH_EXTENSIONS_DIR": str(Path(python).parents[1] / "extensions"),
         "DS_ACCELERATOR": "cpu",
         "TOKENIZERS_PARALLELISM": "false",
     }

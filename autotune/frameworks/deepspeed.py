@@ -318,6 +318,7 @@ def pipeline(config, stages, interval):
         loss_fn=loss,
         partition_method="type:Layer",
         activation_checkpoint_interval=interval,
+        checkpointable_layers=["Layer"],  # the embedding's input, whole numbers, has no gradient
     )
 
 
