@@ -1,7 +1,7 @@
 """A plan in the words of training frameworks, both ways: as a launch of theirs, and from one of theirs.
 
-Each framework is a module with its NAME, the VERSIONS that it covers (newest first), `export`, and `read` where a
-launch can be read. One table of settings serves both (`frameworks.table`).
+Each framework is a module with its NAME, the VERSIONS that it covers (newest first), `export` and `read`. One table of
+settings serves both (`frameworks.table`).
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from autotune.specs import ClusterSpec, FrameworkName, ModelSpec, Plan, Workload
 
 __all__ = [
     "Given", "ImportedPlan", "LaunchArguments", "Target", "import_plan", "launch_arguments", "own_command",
-    "plan_text", "readable", "record_of", "target_of", "targets",
+    "plan_text", "record_of", "target_of", "targets",
 ]  # fmt: skip
 
 
@@ -26,11 +26,11 @@ __all__ = [
 class _Framework:
     versions: tuple[str, ...]
     export: Callable[[ExportRequest], LaunchArguments]
-    read: Callable[[Launch, Given], ImportedPlan] | None
+    read: Callable[[Launch, Given], ImportedPlan]
 
 
 _FRAMEWORKS = {
-    each.NAME: _Framework(versions=each.VERSIONS, export=each.export, read=getattr(each, "read", None))
+    each.NAME: _Framework(versions=each.VERSIONS, export=each.export, read=each.read)
     for each in (megatron, deepspeed, torchtitan, nemo, nanotron, transformers)
 }
 _RECORDS = {
@@ -52,18 +52,13 @@ class Target:
 
 
 def targets() -> tuple[str, ...]:
-    """The names of the frameworks that a plan can be exported to."""
+    """The names of the frameworks that a plan can be exported to and read from."""
     return tuple(_FRAMEWORKS)
 
 
 def record_of(name: str) -> FrameworkName:
     """Whose habits and rules a target has, by its name without a version: torch's where it has none of its own."""
     return _RECORDS.get(name, FrameworkName.TORCH)
-
-
-def readable() -> tuple[str, ...]:
-    """The names of the frameworks whose launches can be read."""
-    return tuple(name for name, each in _FRAMEWORKS.items() if each.read)
 
 
 def target_of(text: str) -> Target:
@@ -115,14 +110,11 @@ def import_plan(
         beside: reads a file that the launch names.
 
     Raises:
-        UnknownNameError: a framework that is not one of `readable()`.
+        UnknownNameError: a framework that is not one of `targets()`.
         InputError: what cannot be read or used, with its place, or what nothing states.
     """
     found = target_of(target)
-    read = _FRAMEWORKS[found.name].read
-    if read is None:
-        raise UnknownNameError("framework", target, readable())
-    return read(Launch(file=file, text=text, version=found.version, beside=beside), given)
+    return _FRAMEWORKS[found.name].read(Launch(file=file, text=text, version=found.version, beside=beside), given)
 
 
 def own_command(

@@ -79,11 +79,6 @@ class SpeedFrom(StrEnum):
     PATTERN = "pattern"
     JSON_LINES = "json-lines"
 
-    @property
-    def is_framework(self) -> bool:
-        """Whether one of our readers of training logs reads it."""
-        return self in {SpeedFrom.MEGATRON, SpeedFrom.TORCHTITAN, SpeedFrom.DEEPSPEED, SpeedFrom.NANOTRON}
-
 
 class Unit(StrEnum):
     """What a program's figure of speed is. `arrival`: it prints none, and a line's step took until the line came."""
