@@ -3,20 +3,18 @@
 from __future__ import annotations
 
 import re
-import shlex
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
 from autotune.errors import InputError
 from autotune.frameworks.reading import Launch
+from autotune.frameworks.shell import read_script
 from autotune.frameworks.table import Said
 
 _LAUNCHERS = ("torchrun", "deepspeed", "accelerate", "python", "python3")
 _NODES = ("nnodes", "num_nodes", "num_machines")
 _GPUS = ("nproc_per_node", "num_gpus")
-_ASSIGNED = re.compile(r"(?:export\s+)?([A-Za-z_]\w*)=(.*)", re.DOTALL)
-_ARRAY = re.compile(r'"\$\{([A-Za-z_]\w*)\[@\]\}"')
-_NAMED = re.compile(r"\$\{?([A-Za-z_]\w*)(?:\[@\])?(?::-([^}]*))?\}?")
+_STARTS = re.compile(rf"^\s*(?:\w+=\S*\s+)*(?:{'|'.join(_LAUNCHERS)})\s+[^\s=:]", re.MULTILINE)
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,11 +49,10 @@ class Command:
         """The command of a text that runs `script`; an empty one where the text does not.
 
         Raises:
-            InputError: quotes that do not close, several such commands, or a number of ranks that is none.
+            InputError: it is not bash, several such commands, or a number of ranks that is none.
         """
-        known = dict(variables or {})
         found = []
-        for words in _commands(launch, known):
+        for words in _commands(launch, variables or {}):
             at = next((at for at, word in enumerate(words) if re.search(rf"(^|/){re.escape(script)}$", word)), None)
             if at is not None and any(word.rpartition("/")[2] in _LAUNCHERS for word in words[:at]):
                 found.append((words, at))
@@ -74,7 +71,7 @@ class Command:
     @classmethod
     def of_config(cls, launch: Launch, option: str, variables: Mapping[str, str] | None = None) -> Command:
         """The command of a text that has this option, whatever its script is called; empty where none has."""
-        for words in _commands(launch, dict(variables or {})):
+        for words in _commands(launch, variables or {}):
             at = next((at for at, word in enumerate(words) if word.endswith(".py")), None)
             if at is not None and any(word.partition("=")[0] == f"--{option}" for word in words):
                 return cls.of(launch, words[at].rpartition("/")[2], variables)
@@ -85,24 +82,10 @@ class Command:
         return _count(launch, {name: said.value for name, said in self.options.items()}, names)
 
 
-def _commands(launch: Launch, known: dict[str, str]) -> Iterator[list[str]]:
-    """Each command of a script as words, with the variables that it sets put in."""
-    for line in launch.text.replace("\\\n", " ").splitlines():
-        text = line.strip()
-        if not text or text.startswith("#"):
-            continue
-        assigned = _ASSIGNED.fullmatch(text)
-        if assigned and not re.match(r"\S*=\S*\s+\S", text.replace("export ", "", 1)):
-            known.setdefault(assigned[1], assigned[2].strip().removeprefix("(").removesuffix(")").strip("'\""))
-            continue
-        if not any(name in text for name in _LAUNCHERS):
-            continue
-        text = _ARRAY.sub(lambda match: known.get(match[1], match[0]), text)
-        text = _NAMED.sub(lambda match: known.get(match[1], match[2] if match[2] is not None else match[0]), text)
-        try:
-            yield shlex.split(text, comments=True)
-        except ValueError as error:
-            raise InputError(launch.file, line[:80], f"quotes are needed in pairs ({error})") from None
+def _commands(launch: Launch, variables: Mapping[str, str]) -> Iterator[list[str]]:
+    """Each command of a script as words; none where the text is a config."""
+    if launch.text.startswith("#!") or _STARTS.search(launch.text):
+        yield from (list(each.words) for each in read_script(launch.file, launch.text, variables).commands)
 
 
 def _options(words: list[str]) -> tuple[dict[str, Said], tuple[str, ...]]:

@@ -262,7 +262,7 @@ BAD = [
     ("torchtitan", "x.py", "def plan():\n    config = plan()\n    return config\n", "calls itself"),
     ("torchtitan", "-", "torchrun -m torchtitan.train", "names --job.config_file, or --module and --config"),
     ("torchtitan", "-", "torchrun -m torchtitan.train --job.config_file gone.toml", "gone.toml"),
-    ("torchtitan", "-", "torchrun -m torchtitan.train --x 'open", "quotes are needed in pairs"),
+    ("torchtitan", "-", "torchrun -m torchtitan.train --x 'open", "in the words of bash"),
     ("torchtitan", "-", "torchrun --nproc_per_node 0 -m torchtitan.train --x 1", "a positive whole number"),
     ("deepspeed", "x.json", "{", "it is not JSON"),
     ("deepspeed", "x.json", "[1]", "an object of named settings"),
